@@ -1,0 +1,4 @@
+//! Connectors: how a bus reaches a guest.
+
+pub mod local;
+pub mod notifier;
