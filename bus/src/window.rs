@@ -96,8 +96,24 @@ impl Window {
 
     /// Maps a window that the host created. The header's constant fields are checked, here and only here.
     ///
-    /// For the guest, and for a host process that was handed the window.
+    /// For the guest.
     pub fn open(file: OwnedFd) -> Result<Self, WindowError> {
+        let window = Self::adopt(file)?;
+        let header = window.header();
+        if header.magic != WINDOW_MAGIC {
+            return Err(WindowError::NoMagic);
+        }
+        if header.abi_major != ABI_MAJOR {
+            return Err(WindowError::Version { major: header.abi_major, minor: header.abi_minor });
+        }
+        if header.window_size != window.size {
+            return Err(WindowError::Size(header.window_size));
+        }
+        Ok(window)
+    }
+
+    /// Maps a window whose header means nothing yet. For a process of the host that was handed it.
+    pub fn adopt(file: OwnedFd) -> Result<Self, WindowError> {
         let fail = |errno: rustix::io::Errno| WindowError::System { action: "open", size: 0, source: errno.into() };
         let stat = rustix::fs::fstat(&file).map_err(fail)?;
         let size = u64::try_from(stat.st_size).unwrap_or(0);
@@ -106,18 +122,7 @@ impl Window {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(WindowError::NotSealed);
         }
-        let window = Self::map(file, size)?;
-        let header = window.header();
-        if header.magic != WINDOW_MAGIC {
-            return Err(WindowError::NoMagic);
-        }
-        if header.abi_major != ABI_MAJOR {
-            return Err(WindowError::Version { major: header.abi_major, minor: header.abi_minor });
-        }
-        if header.window_size != size {
-            return Err(WindowError::Size(header.window_size));
-        }
-        Ok(window)
+        Self::map(file, size)
     }
 
     /// Bytes.

@@ -50,10 +50,12 @@ pub struct Attachment {
 pub trait DeviceClass {
     /// What a device of this class is configured with.
     type Config;
+    /// The device, and what else its owner wants to keep.
+    type Product;
     /// Why a device cannot be made.
     type Error;
     /// The name that configurations use, for instance `venet-tap`.
     const NAME: &'static str;
     /// Makes a device.
-    fn create(&self, config: Self::Config) -> Result<Box<dyn Device>, Self::Error>;
+    fn create(&self, config: Self::Config) -> Result<Self::Product, Self::Error>;
 }

@@ -1,0 +1,43 @@
+//! What the data process gives up before it touches anything that a guest can influence.
+
+use anyhow::{Context, Result};
+use rustix::thread::{CapabilitySet, CapabilitySets};
+use std::ffi::CString;
+
+/// Gives up root, all groups and all capabilities, for good.
+///
+/// In a user namespace that maps only one user there is no other user to become; then the process stays the one that it
+/// is, without capabilities. Returns whether another user was there.
+pub fn drop_all(user: &str) -> Result<bool> {
+    rustix::thread::set_no_new_privs(true).context("cannot set no_new_privs")?;
+    let became = if rustix::process::geteuid().is_root() { become_user(user)? } else { true };
+    for number in 0..64 {
+        // SAFETY: PR_CAPBSET_DROP takes a number; one that the kernel does not know, or that needs a capability which is
+        // gone already, is refused without harm.
+        unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) };
+    }
+    let nothing = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, nothing).context("cannot give up capabilities")?;
+    Ok(became)
+}
+
+fn become_user(user: &str) -> Result<bool> {
+    let name = CString::new(user).context("a user's name contains no zero byte")?;
+    // SAFETY: getpwnam reads a string; the process has one thread, so the static result is not overwritten before it is read.
+    let entry = unsafe { libc::getpwnam(name.as_ptr()).as_ref() };
+    let entry = entry.with_context(|| format!("there is no user {user:?}; name another one in the configuration"))?;
+    let (uid, gid) = (entry.pw_uid, entry.pw_gid);
+    // SAFETY: plain system calls; the process has one thread.
+    let done = unsafe { libc::setgroups(0, core::ptr::null()) == 0 } & unsafe { libc::setresgid(gid, gid, gid) == 0 };
+    // SAFETY: as above.
+    let done = done & unsafe { libc::setresuid(uid, uid, uid) == 0 };
+    let error = std::io::Error::last_os_error();
+    if !done && error.raw_os_error() != Some(libc::EINVAL) && error.raw_os_error() != Some(libc::EPERM) {
+        return Err(error).with_context(|| format!("cannot become user {user:?}"));
+    }
+    Ok(done)
+}

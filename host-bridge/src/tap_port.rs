@@ -1,0 +1,98 @@
+//! A TAP as a port of a bridge: created or adopted, and put back as it was found.
+
+use crate::config::{DeviceConfig, GuestConfig, format_mac};
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use venet::port::Port;
+use venet::port::interface::Interfaces;
+use venet::port::tap::{Tap, TapOptions};
+
+/// A TAP that is a port of a bridge.
+#[derive(Debug)]
+pub struct TapPort {
+    /// An open queue of it.
+    pub tap: Tap,
+    /// Its name.
+    pub name: String,
+    /// Payload of the longest frame in bytes.
+    pub mtu: u32,
+    /// Whether it existed before.
+    pub adopted: bool,
+}
+
+/// What is said where `/dev/net/tun` cannot be opened.
+pub const TUN_ADVICE: &str = "creating a TAP needs CAP_NET_ADMIN, and read and write access to /dev/net/tun \
+                              (where it is missing: modprobe tun; where ordinary users may not open it: chmod 666 /dev/net/tun)";
+
+impl TapPort {
+    /// Creates the device's TAP or adopts an existing one, and makes it a port of the bridge. The carrier stays down until
+    /// a guest has the link up, so the bridge sends nothing to a guest that is not there.
+    pub fn attach(guest: &GuestConfig, device: &DeviceConfig) -> Result<Self> {
+        let interfaces = Interfaces::open().context("cannot open a socket for network configuration")?;
+        let name = device.tap_name(guest);
+        let bridge = device.bridge.as_deref().unwrap_or_default();
+        let bridge_mtu = interfaces.mtu(bridge).with_context(|| {
+            format!("there is no bridge {bridge:?}; create it with: ip link add {bridge} type bridge")
+        })?;
+        if !Path::new("/sys/class/net").join(bridge).join("bridge").exists() && is_sysfs_ours() {
+            bail!("{bridge} is an interface but no bridge");
+        }
+        let adopted = interfaces.index(&name).is_ok();
+        let mut tap = open(&name, adopted)?;
+        tap.set_carrier(false).context("cannot take the TAP's carrier away")?;
+        let mtu = device.mtu.unwrap_or(bridge_mtu);
+        interfaces.set_mtu(&name, mtu).with_context(|| format!("cannot set the MTU of {name} to {mtu}"))?;
+        // The bridge takes the lowest address of its ports unless it has one of its own: fe is never the lowest.
+        let mut mac = device.guest_mac(guest);
+        mac[0] = 0xfe;
+        interfaces
+            .set_mac(&name, mac)
+            .with_context(|| format!("cannot set the address of {name} to {}", format_mac(mac)))?;
+        quiet_ipv6(&name);
+        match interfaces.join_bridge(bridge, &name) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && adopted => {}
+            other => other.with_context(|| format!("cannot make {name} a port of {bridge}"))?,
+        }
+        interfaces.set_up(&name, true).with_context(|| format!("cannot set {name} up"))?;
+        Ok(Self { tap, name, mtu, adopted })
+    }
+}
+
+/// Opens the TAP; an existing one may have several queues or not, and only the right way succeeds.
+fn open(name: &str, adopted: bool) -> Result<Tap> {
+    let options = TapOptions { multi_queue: false, persist: adopted };
+    let mut opened = Tap::open(name, options);
+    if adopted && opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+        opened = Tap::open(name, TapOptions { multi_queue: true, ..options });
+    }
+    // The queue of a process that was killed a moment ago may not be free yet.
+    for _ in 0..50 {
+        if !opened.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY)) {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        opened = Tap::open(name, options);
+    }
+    opened.map_err(|error| {
+        let advice = match error.raw_os_error() {
+            Some(libc::EBUSY) => "another process has it open; stop that one or choose another name",
+            Some(libc::EINVAL) => "an interface of that name exists and is no TAP; choose another name",
+            _ => TUN_ADVICE,
+        };
+        anyhow::anyhow!("cannot open the TAP {name}: {error}: {advice}")
+    })
+}
+
+/// The host side of a bridge port needs no address of its own, and its router solicitations would wake guests. Best effort:
+/// where `/proc/sys` is not writable, the kernel's default stays.
+fn quiet_ipv6(name: &str) {
+    let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+}
+
+/// Whether /sys shows our own network namespace; it shows that of whoever mounted it.
+fn is_sysfs_ours() -> bool {
+    let Ok(interfaces) = Interfaces::open() else { return false };
+    let Ok(entries) = std::fs::read_dir("/sys/class/net") else { return false };
+    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.all(|name| interfaces.index(&name).is_ok())
+}
