@@ -171,6 +171,7 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
             placement: self.config.placement.clone(),
             name: self.config.name.clone(),
             mtu: self.config.mtu,
+            events: groups.contains(Groups::LINK_EVENTS),
         };
         let thread = std::thread::Builder::new()
             .name(format!("{:.15}", self.config.name))
@@ -271,6 +272,8 @@ struct Worker<P> {
     placement: Placement,
     name: String,
     mtu: u32,
+    /// Link events were agreed on.
+    events: bool,
 }
 
 impl<P: Port> Worker<P> {
@@ -284,7 +287,7 @@ impl<P: Port> Worker<P> {
         let mut told = None;
         while !self.stop.stopped() {
             let up = self.shared.link();
-            if told != Some(up) {
+            if told != Some(up) && self.events {
                 told = Some(up);
                 self.pump.tell_link(LinkState { up: u32::from(up), mtu: self.mtu });
             }
