@@ -188,11 +188,10 @@ impl Supervisor {
         let uid = rustix::net::sockopt::socket_peercred(&socket).map(|credentials| credentials.uid.as_raw());
         match guest.hand_over(peer_id, socket, &self.data) {
             Ok(connected) => {
-                let token = CONNECTIONS + peer_id;
+                let token = EventData::new_u64(CONNECTIONS + peer_id);
+                epoll::add(&self.epoll, &connected.socket, token, EventFlags::IN | EventFlags::RDHUP)?;
                 guest.connections += 1;
-                let watched = connected.socket.try_clone()?;
                 guest.connection = Some(connected);
-                self.watch(watched.as_fd(), token)?;
                 tracing::info!("{name}: connected, user {}", uid.map_or("unknown".into(), |uid| uid.to_string()));
             }
             Err(error) => tracing::error!("{name}: cannot serve the connection: {error:#}"),
@@ -206,7 +205,7 @@ impl Supervisor {
         let Some(guest) = self.guests.iter_mut().find(|guest| of(guest)) else { return Ok(()) };
         if let Some(connected) = guest.connection.take() {
             epoll::delete(&self.epoll, &connected.socket)?;
-            channel::send(self.data.socket.as_fd(), &Order::Disconnect { peer_id }, &[])?;
+            self.data.tell(&Order::Disconnect { peer_id });
             tracing::info!("{}: disconnected", guest.config.name);
         }
         Ok(())
@@ -241,7 +240,7 @@ impl Supervisor {
                     *known = up;
                     tracing::info!("{}: {} is {}", guest.config.name, port.name, if up { "up" } else { "down" });
                     if let Some(Connected { peer_id, .. }) = guest.connection {
-                        channel::send(self.data.socket.as_fd(), &Order::Link { peer_id, device, up }, &[])?;
+                        self.data.tell(&Order::Link { peer_id, device, up });
                     }
                 }
             }
@@ -330,6 +329,13 @@ impl DataProcess {
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         Ok(Self { socket: ours, child })
+    }
+
+    /// Sends an order that a data process which just ended no longer needs: its successor starts with no guest.
+    fn tell(&self, order: &Order) {
+        if let Err(error) = channel::send(self.socket.as_fd(), order, &[]) {
+            tracing::debug!("the data process cannot be told: {error}");
+        }
     }
 }
 
