@@ -36,7 +36,12 @@ pub struct RingLocation {
     pub length: u64,
 }
 
-const _: () = assert!(size_of::<RingLocation>() == 24);
+const _: () = {
+    assert!(size_of::<RingLocation>() == 24);
+    assert!(offset_of!(RingLocation, words) == 0);
+    assert!(offset_of!(RingLocation, data) == 8);
+    assert!(offset_of!(RingLocation, length) == 16);
+};
 
 /// The start of every window. The host writes it before it passes the window to the guest; only the two generation
 /// words change afterwards.
@@ -77,7 +82,9 @@ pub struct WindowHeader {
 
 const _: () = {
     assert!(size_of::<WindowHeader>() == 256);
+    assert!(offset_of!(WindowHeader, magic) == 0);
     assert!(offset_of!(WindowHeader, abi_major) == 8);
+    assert!(offset_of!(WindowHeader, abi_minor) == 10);
     assert!(offset_of!(WindowHeader, header_length) == 12);
     assert!(offset_of!(WindowHeader, window_size) == 16);
     assert!(offset_of!(WindowHeader, verbs) == 24);
@@ -85,6 +92,7 @@ const _: () = {
     assert!(offset_of!(WindowHeader, doorbells) == 72);
     assert!(offset_of!(WindowHeader, interrupts) == 76);
     assert!(offset_of!(WindowHeader, peer_id) == 80);
+    assert!(offset_of!(WindowHeader, reserved) == 88);
     assert!(offset_of!(WindowHeader, host_generation) as u64 == HOST_GENERATION_OFFSET);
     assert!(offset_of!(WindowHeader, reset_generation) as u64 == RESET_GENERATION_OFFSET);
 };
@@ -121,8 +129,11 @@ pub struct RecordHeader {
 
 const _: () = {
     assert!(size_of::<RecordHeader>() as u64 == RECORD_HEADER_LENGTH);
+    assert!(offset_of!(RecordHeader, length) == 0);
     assert!(offset_of!(RecordHeader, kind) == 4);
+    assert!(offset_of!(RecordHeader, reserved) == 6);
     assert!(offset_of!(RecordHeader, generation) == 8);
+    assert!(offset_of!(RecordHeader, reserved_before_metadata) == 12);
     assert!(offset_of!(RecordHeader, metadata) == 20);
 };
 

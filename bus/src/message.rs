@@ -16,6 +16,7 @@
 use crate::abi::RingLocation;
 use bincode::config::{Configuration, Fixint, LittleEndian, NoLimit};
 use bincode::{Decode, Encode};
+use core::mem::offset_of;
 use thiserror::Error;
 
 /// Bytes that a DEVCALL carries at most, each way.
@@ -128,6 +129,15 @@ message!(
     reserved: u32,
 });
 
+const _: () = {
+    assert!(offset_of!(MessageHeader, length) == 0);
+    assert!(offset_of!(MessageHeader, verb) == 4);
+    assert!(offset_of!(MessageHeader, generation) == 8);
+    assert!(offset_of!(MessageHeader, sequence) == 12);
+    assert!(offset_of!(MessageHeader, status) == 16);
+    assert!(offset_of!(MessageHeader, reserved) == 20);
+};
+
 message!(
     /// NEGOTIATE, and its reply.
     #[derive(Default)]
@@ -142,6 +152,13 @@ message!(
     features: u64,
 });
 
+const _: () = {
+    assert!(offset_of!(Negotiate, abi_major) == 0);
+    assert!(offset_of!(Negotiate, abi_minor) == 2);
+    assert!(offset_of!(Negotiate, reserved) == 4);
+    assert!(offset_of!(Negotiate, features) == 8);
+};
+
 message!(
     /// DEVOPEN.
     DeviceOpen, 8, {
@@ -150,6 +167,11 @@ message!(
     /// Version of the interface type that the driver speaks.
     interface_version: u32,
 });
+
+const _: () = {
+    assert!(offset_of!(DeviceOpen, device) == 0);
+    assert!(offset_of!(DeviceOpen, interface_version) == 4);
+};
 
 message!(
     /// Reply to DEVOPEN.
@@ -164,6 +186,13 @@ message!(
     first_interrupt: u32,
 });
 
+const _: () = {
+    assert!(offset_of!(DeviceOpened, handle) == 0);
+    assert!(offset_of!(DeviceOpened, queues) == 4);
+    assert!(offset_of!(DeviceOpened, first_doorbell) == 8);
+    assert!(offset_of!(DeviceOpened, first_interrupt) == 12);
+};
+
 message!(
     /// DEVCLOSE.
     DeviceClose, 8, {
@@ -172,6 +201,11 @@ message!(
     /// Zero.
     reserved: u32,
 });
+
+const _: () = {
+    assert!(offset_of!(DeviceClose, handle) == 0);
+    assert!(offset_of!(DeviceClose, reserved) == 4);
+};
 
 /// Payload of a DEVCALL, padded with zeroes.
 pub type CallData = [u8; CALL_DATA_LENGTH];
@@ -187,6 +221,12 @@ message!(
     data: [u8; CALL_DATA_LENGTH],
 });
 
+const _: () = {
+    assert!(offset_of!(DeviceCall, handle) == 0);
+    assert!(offset_of!(DeviceCall, function) == 4);
+    assert!(offset_of!(DeviceCall, data) == 8);
+};
+
 message!(
     /// DEVSHM.
     DeviceMemory, 8, {
@@ -195,6 +235,11 @@ message!(
     /// Which ring; the interface type numbers them.
     ring: u32,
 });
+
+const _: () = {
+    assert!(offset_of!(DeviceMemory, handle) == 0);
+    assert!(offset_of!(DeviceMemory, ring) == 4);
+};
 
 message!(
     /// Reply to DEVSHM.
@@ -208,6 +253,13 @@ message!(
     /// Largest payload of a record.
     largest: u64,
 });
+
+const _: () = {
+    assert!(offset_of!(DeviceMemoryGranted, words) == 0);
+    assert!(offset_of!(DeviceMemoryGranted, data) == 8);
+    assert!(offset_of!(DeviceMemoryGranted, length) == 16);
+    assert!(offset_of!(DeviceMemoryGranted, largest) == 24);
+};
 
 impl DeviceMemoryGranted {
     /// The location, as the host claims it.
@@ -227,6 +279,12 @@ message!(
     name: [u8; NAME_LENGTH],
 });
 
+const _: () = {
+    assert!(offset_of!(DeviceAdded, device) == 0);
+    assert!(offset_of!(DeviceAdded, interface) == 4);
+    assert!(offset_of!(DeviceAdded, name) == 8);
+};
+
 message!(
     /// Event DEVDROP.
     DeviceDropped, 8, {
@@ -236,6 +294,11 @@ message!(
     reserved: u32,
 });
 
+const _: () = {
+    assert!(offset_of!(DeviceDropped, device) == 0);
+    assert!(offset_of!(DeviceDropped, reserved) == 4);
+};
+
 message!(
     /// Event SHMCLOSE.
     DeviceMemoryClosed, 8, {
@@ -244,6 +307,11 @@ message!(
     /// Which ring.
     ring: u32,
 });
+
+const _: () = {
+    assert!(offset_of!(DeviceMemoryClosed, handle) == 0);
+    assert!(offset_of!(DeviceMemoryClosed, ring) == 4);
+};
 
 message!(
     /// The body of verbs and replies that say nothing more.

@@ -1,6 +1,6 @@
 //! The interface type `virtual-ethernet`: its calls, its rings and its kinds of records.
 
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use vbus::abi::KIND_INTERFACE_FIRST;
 use vbus::message::{CALL_DATA_LENGTH, CallData};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -58,7 +58,15 @@ pub struct DeviceDescription {
     pub reserved_end: [u8; 8],
 }
 
-const _: () = assert!(size_of::<DeviceDescription>() == 32);
+const _: () = {
+    assert!(size_of::<DeviceDescription>() == 32);
+    assert!(offset_of!(DeviceDescription, groups) == 0);
+    assert!(offset_of!(DeviceDescription, mtu) == 8);
+    assert!(offset_of!(DeviceDescription, queue_pairs) == 12);
+    assert!(offset_of!(DeviceDescription, mac) == 16);
+    assert!(offset_of!(DeviceDescription, reserved) == 22);
+    assert!(offset_of!(DeviceDescription, reserved_end) == 24);
+};
 
 /// Argument of LINK_UP: what the guest wants. Result: what is in use until LINK_DOWN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -72,7 +80,12 @@ pub struct LinkUp {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<LinkUp>() == 16);
+const _: () = {
+    assert!(size_of::<LinkUp>() == 16);
+    assert!(offset_of!(LinkUp, groups) == 0);
+    assert!(offset_of!(LinkUp, queue_pairs) == 8);
+    assert!(offset_of!(LinkUp, reserved) == 12);
+};
 
 /// Payload of a record of [`KIND_LINK`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -84,7 +97,11 @@ pub struct LinkState {
     pub mtu: u32,
 }
 
-const _: () = assert!(size_of::<LinkState>() == 8);
+const _: () = {
+    assert!(size_of::<LinkState>() == 8);
+    assert!(offset_of!(LinkState, up) == 0);
+    assert!(offset_of!(LinkState, mtu) == 4);
+};
 
 /// A structure as the data of a call.
 pub fn to_call<T: IntoBytes + Immutable>(value: &T) -> CallData {

@@ -112,6 +112,8 @@ pub struct Counters {
     pub ring_full: Counter,
     /// Times that the limit of bytes on their way was reached.
     pub back_pressure: Counter,
+    /// Times that the other side broke the ring protocol, which ends the pump.
+    pub violations: Counter,
 }
 
 /// A copy of a [`Direction`], to be shown.
@@ -152,6 +154,8 @@ pub struct Values {
     pub ring_full: u64,
     /// See [`Counters::back_pressure`].
     pub back_pressure: u64,
+    /// See [`Counters::violations`].
+    pub violations: u64,
 }
 
 impl From<&Direction> for DirectionValues {
@@ -179,6 +183,7 @@ impl From<&Counters> for Values {
             port_full: from.port_full.value(),
             ring_full: from.ring_full.value(),
             back_pressure: from.back_pressure.value(),
+            violations: from.violations.value(),
         }
     }
 }

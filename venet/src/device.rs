@@ -23,6 +23,7 @@ use crate::queue::RingPair;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{SendError, channel};
 use std::thread::JoinHandle;
 use vbus::connector::notifier::Vector;
 use vbus::message::{CallData, Status};
@@ -53,7 +54,7 @@ pub struct DeviceConfig {
 pub struct Shared {
     /// What is counted.
     pub counters: Arc<Counters>,
-    /// Groups in use, or [`NOT_LINKED`].
+    /// Groups in use, [`NOT_LINKED`] or [`QUARANTINED`].
     groups: AtomicU64,
     /// 1 if the host side of the link is up.
     link: AtomicU64,
@@ -62,13 +63,26 @@ pub struct Shared {
 
 /// In place of groups: no driver has the link up.
 const NOT_LINKED: u64 = u64::MAX;
+/// In place of groups: the guest broke the ring protocol, and has not started over yet.
+const QUARANTINED: u64 = u64::MAX - 1;
 
 impl Shared {
-    /// The offload groups in use; `None` if no driver has brought the link up.
+    /// The offload groups in use; `None` if no driver has brought the link up, or the pump has ended.
     pub fn groups(&self) -> Option<Groups> {
-        // Relaxed: shown to people only.
+        // Relaxed: nothing else is ordered by it.
         let bits = self.groups.load(Ordering::Relaxed);
-        (bits != NOT_LINKED).then(|| Groups::from_bits(bits))
+        (bits != NOT_LINKED && bits != QUARANTINED).then(|| Groups::from_bits(bits))
+    }
+
+    /// Whether the guest broke the ring protocol, and has not started over yet.
+    pub fn quarantined(&self) -> bool {
+        // Relaxed: as above.
+        self.groups.load(Ordering::Relaxed) == QUARANTINED
+    }
+
+    fn set_groups(&self, bits: u64) {
+        // Relaxed: as above.
+        self.groups.store(bits, Ordering::Relaxed);
     }
 
     /// Whether the host side of the link is up.
@@ -98,7 +112,7 @@ pub struct VenetDevice<P: Port + Send + 'static> {
 
 struct Running<P> {
     stop: Waker,
-    thread: JoinHandle<P>,
+    thread: JoinHandle<Option<P>>,
 }
 
 impl<P: Port + Send + 'static> VenetDevice<P> {
@@ -128,7 +142,8 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
 
     fn link_up(&mut self, asked: LinkUp) -> Result<LinkUp, Status> {
         if self.running.is_some() {
-            return Err(Status::Busy);
+            // The rings of a pump that has ended are of no use any more: the guest has to start over.
+            return Err(if self.shared.groups().is_some() { Status::Busy } else { Status::NotReady });
         }
         if asked.queue_pairs != 1 {
             return Err(Status::InvalidArgument);
@@ -139,32 +154,41 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
     }
 
     fn start(&mut self, groups: Groups) -> Result<(), Status> {
+        if self.incoming.is_none() || self.outgoing.is_none() {
+            // The one that is there stays, for when the other has come.
+            return Err(Status::NotReady);
+        }
         let (Some(incoming), Some(outgoing)) = (self.incoming.take(), self.outgoing.take()) else {
             return Err(Status::NotReady);
         };
-        let mut port = self.port.take().ok_or(Status::HostFailure)?;
-        let ring = |attachment: &Attachment| RingConfig { largest: LARGEST_RECORD, generation: attachment.generation };
-        let (to_host, to_guest) = (ring(&incoming), ring(&outgoing));
-        let failed = |error: &dyn core::fmt::Display| {
-            tracing::error!("{}: cannot bring the link up: {error}", self.config.name);
-            Status::HostFailure
+        let port = self.port.take().ok_or(Status::HostFailure)?;
+        // Before the pump runs, which may end it at once.
+        self.shared.set_groups(groups.bits());
+        match self.spawn(port, [incoming, outgoing], groups) {
+            Ok(running) => {
+                self.running = Some(running);
+                Ok(())
+            }
+            Err((port, error)) => {
+                tracing::error!("{}: cannot bring the link up: {error}", self.config.name);
+                self.shared.set_groups(NOT_LINKED);
+                self.port = Some(port);
+                Err(Status::HostFailure)
+            }
+        }
+    }
+
+    /// Starts the pump. Gives the port back if that cannot be done.
+    fn spawn(&self, mut port: P, rings: [Attachment; 2], groups: Groups) -> Result<Running<P>, (P, Failure)> {
+        let (stop, queue, config) = match self.prepare(&mut port, rings, groups) {
+            Ok(prepared) => prepared,
+            Err(error) => return Err((port, error)),
         };
-        let incoming = Consumer::new(incoming.ring, to_host, 0).map_err(|error| failed(&error))?;
-        let outgoing = Producer::new(outgoing.ring, to_guest, 0).map_err(|error| failed(&error))?;
-        let [doorbell, interrupt] = &self.vectors;
-        port.set_offloads(groups).map_err(|error| failed(&error))?;
-        let config = PumpConfig {
-            limits: Limits { mtu: self.config.mtu, groups },
-            policy: self.config.policy,
-            back_pressure: false,
-            notify: interrupt.try_clone().map_err(|error| failed(&error))?,
-            notified: doorbell.try_clone().map_err(|error| failed(&error))?,
-            counters: Arc::clone(&self.shared.counters),
-        };
-        let mut pump = Pump::new(RingPair { incoming, outgoing }, port, config).map_err(|error| failed(&error))?;
-        let stop = Waker::new().map_err(|error| failed(&error))?;
-        pump.watch(&stop).and_then(|()| pump.watch(&self.shared.waker)).map_err(|error| failed(&error))?;
-        let thread = Worker {
+        let mut pump = Pump::try_new(queue, port, config).map_err(|(port, error)| (port, error.into()))?;
+        if let Err(error) = pump.watch(&stop).and_then(|()| pump.watch(&self.shared.waker)) {
+            return Err((pump.into_port(), error.into()));
+        }
+        let worker = Worker {
             pump,
             stop: stop.clone(),
             shared: Arc::clone(&self.shared),
@@ -173,28 +197,60 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
             mtu: self.config.mtu,
             events: groups.contains(Groups::LINK_EVENTS),
         };
-        let thread = std::thread::Builder::new()
-            .name(format!("{:.15}", self.config.name))
-            .spawn(move || thread.run())
-            .map_err(|error| failed(&error))?;
-        // Relaxed: shown to people only.
-        self.shared.groups.store(groups.bits(), Ordering::Relaxed);
-        self.running = Some(Running { stop, thread });
-        Ok(())
+        // What a thread is started with is lost if it does not start, so the worker follows afterwards.
+        let (hand_over, handed) = channel::<Worker<P>>();
+        let builder = std::thread::Builder::new().name(format!("{:.15}", self.config.name));
+        match builder.spawn(move || handed.recv().ok().map(Worker::run)) {
+            Ok(thread) => match hand_over.send(worker) {
+                Ok(()) => Ok(Running { stop, thread }),
+                Err(SendError(worker)) => Err((worker.pump.into_port(), "the pump's thread is gone".into())),
+            },
+            Err(error) => Err((worker.pump.into_port(), error.into())),
+        }
+    }
+
+    fn prepare(
+        &self,
+        port: &mut P,
+        [incoming, outgoing]: [Attachment; 2],
+        groups: Groups,
+    ) -> Result<(Waker, RingPair, PumpConfig), Failure> {
+        let ring = |attachment: &Attachment| RingConfig { largest: LARGEST_RECORD, generation: attachment.generation };
+        let (to_host, to_guest) = (ring(&incoming), ring(&outgoing));
+        let incoming = Consumer::new(incoming.ring, to_host, 0)?;
+        let outgoing = Producer::new(outgoing.ring, to_guest, 0)?;
+        let [doorbell, interrupt] = &self.vectors;
+        port.set_offloads(groups)?;
+        let config = PumpConfig {
+            limits: Limits { mtu: self.config.mtu, groups },
+            policy: self.config.policy,
+            back_pressure: false,
+            notify: interrupt.try_clone()?,
+            notified: doorbell.try_clone()?,
+            counters: Arc::clone(&self.shared.counters),
+        };
+        Ok((Waker::new()?, RingPair { incoming, outgoing }, config))
     }
 
     fn link_down(&mut self) {
         let Some(running) = self.running.take() else { return };
-        // Relaxed: shown to people only.
-        self.shared.groups.store(NOT_LINKED, Ordering::Relaxed);
         if running.stop.stop().is_ok()
-            && let Ok(mut port) = running.thread.join()
+            && let Ok(Some(mut port)) = running.thread.join()
         {
-            if let Err(error) = port.set_carrier(false) {
-                tracing::warn!("{}: cannot take the carrier away: {error}", self.config.name);
-            }
+            take_carrier_away(&mut port, &self.config.name);
             self.port = Some(port);
         }
+        // After the thread, which may have found a violation to the last.
+        self.shared.set_groups(NOT_LINKED);
+    }
+}
+
+/// Why a link does not come up.
+type Failure = Box<dyn std::error::Error>;
+
+fn take_carrier_away(port: &mut impl Port, name: &str) {
+    if let Err(error) = port.set_carrier(false) {
+        tracing::warn!("{name}: cannot take the carrier away: {error}");
     }
 }
 
@@ -291,18 +347,26 @@ impl<P: Port> Worker<P> {
                 told = Some(up);
                 self.pump.tell_link(LinkState { up: u32::from(up), mtu: self.mtu });
             }
-            match self.pump.run() {
-                Ok(()) => {}
-                Err(PumpError::Violation(violation)) => {
-                    tracing::warn!("{}: quarantined until the guest resets: {violation}", self.name);
-                    break;
-                }
-                Err(error) => {
-                    tracing::error!("{}: stopped: {error}", self.name);
-                    break;
-                }
+            if let Err(error) = self.pump.run() {
+                self.give_up(&error);
+                break;
             }
+            // The guest has no say in this; left where it is, it would keep the pump from sleeping.
+            self.pump.take_link();
         }
         self.pump.into_port()
+    }
+
+    /// Shows that no frames pass any more. The thread ends; the port comes back when the device is closed.
+    fn give_up(&mut self, error: &PumpError) {
+        if let PumpError::Violation(violation) = error {
+            tracing::warn!("{}: quarantined until the guest resets: {violation}", self.name);
+            self.shared.counters.violations.add(1);
+            self.shared.set_groups(QUARANTINED);
+        } else {
+            tracing::error!("{}: stopped: {error}", self.name);
+            self.shared.set_groups(NOT_LINKED);
+        }
+        take_carrier_away(self.pump.port(), &self.name);
     }
 }

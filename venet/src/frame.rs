@@ -126,19 +126,13 @@ fn headers_length(
 ) -> Option<usize> {
     let transport = usize::from(checked.csum_start);
     let tcp = segmentation != Segmentation::Udp;
-    match ethertype {
-        0x0800 if segmentation != Segmentation::Tcp6 => {
-            let words = usize::from(front.get(network)? & 0x0f);
-            let protocol = *front.get(network.checked_add(9)?)?;
-            let expected = network.checked_add(words.checked_mul(4)?)?;
-            let plain = words >= 5 && transport == expected && protocol == if tcp { 6 } else { 17 };
-            plain.then_some(())?;
-        }
-        0x86dd if segmentation != Segmentation::Tcp4 => {
-            (transport >= network.checked_add(40)?).then_some(())?;
-        }
+    let protocol = if tcp { 6 } else { 17 };
+    let found = match ethertype {
+        0x0800 if segmentation != Segmentation::Tcp6 => ipv4_payload(front, network)?,
+        0x86dd if segmentation != Segmentation::Tcp4 => ipv6_payload(front, network)?,
         _ => return None,
-    }
+    };
+    (found == (transport, protocol)).then_some(())?;
     let length = if tcp {
         let words = usize::from(front.get(transport.checked_add(12)?)? >> 4);
         (words >= 5 && checked.csum_offset == 16).then_some(words.checked_mul(4)?)?
@@ -147,6 +141,31 @@ fn headers_length(
     };
     let headers = transport.checked_add(length)?;
     (headers <= front.len()).then_some(headers)
+}
+
+/// Where the payload of an IPv4 packet starts, and its protocol. `None` for a fragment, which cannot be cut into segments.
+fn ipv4_payload(front: &[u8], network: usize) -> Option<(usize, u8)> {
+    let first = *front.get(network)?;
+    let words = usize::from(first & 0x0f);
+    // More fragments follow, or fragments came before; the bit that forbids fragments does not matter.
+    let fragment = read_u16(front, network.checked_add(6)?)? & 0x3fff != 0;
+    (first >> 4 == 4 && words >= 5 && !fragment).then_some(())?;
+    Some((network.checked_add(words.checked_mul(4)?)?, *front.get(network.checked_add(9)?)?))
+}
+
+/// Where the payload of an IPv6 packet starts, behind extension headers that each segment may repeat, and its protocol.
+/// A fragment header is none of those, so it is taken for the payload.
+fn ipv6_payload(front: &[u8], network: usize) -> Option<(usize, u8)> {
+    (*front.get(network)? >> 4 == 6).then_some(())?;
+    let mut protocol = *front.get(network.checked_add(6)?)?;
+    let mut at = network.checked_add(40)?;
+    // Hop-by-hop options, routing, destination options: the next protocol, and a length in words of 8 bytes, less one.
+    while matches!(protocol, 0 | 43 | 60) {
+        let words = usize::from(*front.get(at.checked_add(1)?)?).checked_add(1)?;
+        protocol = *front.get(at)?;
+        at = at.checked_add(words.checked_mul(8)?)?;
+    }
+    Some((at, protocol))
 }
 
 fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {

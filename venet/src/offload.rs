@@ -182,7 +182,8 @@ impl OffloadHeader {
         let (segmentation, group) = match self.gso_type & !GSO_ECN {
             1 => (Segmentation::Tcp4, Groups::TSO4),
             4 => (Segmentation::Tcp6, Groups::TSO6),
-            5 => (Segmentation::Udp, Groups::USO),
+            // Congestion notification in this form is TCP's alone.
+            5 if self.gso_type & GSO_ECN == 0 => (Segmentation::Udp, Groups::USO),
             _ => return None,
         };
         let ecn = if self.gso_type & GSO_ECN == 0 { Groups::NONE } else { Groups::ECN };
@@ -205,7 +206,7 @@ pub fn checksum_finish(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Makes the checksum that a frame still needs. Does nothing if the offsets are not inside the frame.
+/// Makes the checksum that a frame still needs. `false`, and nothing done, if the offsets are not inside the frame.
 pub fn complete_checksum(header: &OffloadHeader, frame: &mut [u8]) -> bool {
     let start = usize::from(header.csum_start);
     let at = start.saturating_add(usize::from(header.csum_offset));

@@ -31,10 +31,10 @@ impl Armed {
     }
 
     /// Asks for no notification. Writes nothing if the index has passed the word anyway, so that a busy ring costs no
-    /// transfer of the cache line.
+    /// transfer of the cache line. A word that is not as it was left stays, so that the next [`Self::arm`] reports it.
     pub(super) fn suppress(&mut self, memory: &impl RingMemory, index: u64) {
         let pending = self.left != NOT_ARMED && !passed(index, self.left);
-        if pending {
+        if pending && self.check(memory).is_ok() {
             self.left = NOT_ARMED;
             // Relaxed: a peer that still sees the old value sends one notification too many, which is harmless.
             memory.store(self.word, NOT_ARMED, Ordering::Relaxed);

@@ -32,7 +32,8 @@ pub struct BackPressure {
 impl BackPressure {
     /// No limit is known yet; `most` is the ring's size in bytes.
     pub fn new(most: u64) -> Self {
-        Self { most, limit: most / 4, rate: 0, start: Duration::ZERO, taken_at_start: 0, always_busy: false }
+        let limit = (most / 4).max(LEAST.min(most));
+        Self { most, limit, rate: 0, start: Duration::ZERO, taken_at_start: 0, always_busy: false }
     }
 
     /// Bytes that may be on their way.
@@ -43,6 +44,8 @@ impl BackPressure {
     /// Takes note of how many bytes are on their way, and how many were ever taken.
     pub fn observe(&mut self, now: Duration, in_flight: u64, taken: u64) {
         let elapsed = now.saturating_sub(self.start);
+        // Before the rate is judged: whoever has nothing left may have waited since.
+        self.always_busy &= in_flight > 0;
         if elapsed >= PERIOD {
             let bytes = taken.wrapping_sub(self.taken_at_start);
             let measured = bytes.saturating_mul(1_000_000).checked_div(elapsed.as_nanos() as u64).unwrap_or(0);
@@ -59,6 +62,5 @@ impl BackPressure {
             }
             (self.start, self.taken_at_start, self.always_busy) = (now, taken, in_flight > 0);
         }
-        self.always_busy &= in_flight > 0;
     }
 }

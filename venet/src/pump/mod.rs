@@ -116,7 +116,15 @@ struct Moved {
 impl<Q: Queue, P: Port> Pump<Q, P> {
     /// A pump that does nothing until [`Self::run`].
     pub fn new(queue: Q, port: P, config: PumpConfig) -> Result<Self, PumpError> {
-        let waiter = Waiter::new(&config.notified, port.readiness())?;
+        Self::try_new(queue, port, config).map_err(|(_, error)| error)
+    }
+
+    /// As [`Self::new`], but a port that no pump can be made for is given back.
+    pub(crate) fn try_new(queue: Q, port: P, config: PumpConfig) -> Result<Self, (P, PumpError)> {
+        let waiter = match Waiter::new(&config.notified, port.readiness()) {
+            Ok(waiter) => waiter,
+            Err(error) => return Err((port, error.into())),
+        };
         let back_pressure = config.back_pressure.then(|| BackPressure::new(queue.capacity()));
         Ok(Self {
             queue,
@@ -300,6 +308,7 @@ impl<Q: Queue, P: Port> Pump<Q, P> {
             self.announce()?;
         }
         let limit = self.observe_back_pressure()?;
+        let mut first = true;
         while moved.frames < FRAME_BUDGET && moved.bytes < BYTE_BUDGET {
             if let Some((in_flight, limit)) = limit
                 && in_flight.saturating_add(moved.bytes) >= limit
@@ -330,13 +339,13 @@ impl<Q: Queue, P: Port> Pump<Q, P> {
                     continue;
                 }
             };
-            let first = moved.frames == 0;
             moved.frames = moved.frames.saturating_add(1);
             moved.bytes = moved.bytes.saturating_add(length);
             if self.accept(&mut header, length, &room) {
                 self.queue.fill(room, length, &header);
                 if first || self.config.policy.announces_each_frame() {
                     // The first frame of a burst is announced at once.
+                    first = false;
                     self.announce()?;
                 }
             }
@@ -366,8 +375,12 @@ impl<Q: Queue, P: Port> Pump<Q, P> {
             counters.dropped(DropReason::OffloadNotNegotiated);
             return false;
         }
-        if parsed.needs_checksum() && !limits.groups.contains(Groups::CSUM) {
-            complete_in_place(&parsed, self.queue.room(room), length);
+        if !limits.groups.contains(Groups::CSUM) {
+            if parsed.needs_checksum() && !complete_in_place(&parsed, self.queue.room(room), length) {
+                counters.dropped(DropReason::BadOffload);
+                return false;
+            }
+            // Nor may the other side be told that a checksum is known to be right.
             *header = OffloadHeader::default().to_bytes();
         }
         count(counters, &parsed, length, limits);
@@ -418,8 +431,9 @@ fn count(counters: &crate::counters::Direction, header: &OffloadHeader, length: 
     }
 }
 
-/// Completes a checksum in ring memory, by way of a private copy. Rare: the kernel does it unless it was late.
-fn complete_in_place(header: &OffloadHeader, room: Pieces<'_>, length: u64) {
+/// Completes a checksum in ring memory, by way of a private copy; `false` if it does not lie in the frame. Rare: the
+/// kernel does it unless it was late.
+fn complete_in_place(header: &OffloadHeader, room: Pieces<'_>, length: u64) -> bool {
     let mut copy = vec![0; length as usize];
     let mut at = 0usize;
     for piece in room.iter().flatten() {
@@ -427,11 +441,14 @@ fn complete_in_place(header: &OffloadHeader, room: Pieces<'_>, length: u64) {
             at = at.saturating_add(piece.copy_to(rest));
         }
     }
-    complete_checksum(header, &mut copy);
+    if !complete_checksum(header, &mut copy) {
+        return false;
+    }
     let mut rest = copy.as_slice();
     for piece in room.iter().flatten() {
         let (now, later) = rest.split_at(rest.len().min(piece.len()));
         piece.copy_from(now);
         rest = later;
     }
+    true
 }
