@@ -10,12 +10,13 @@ use std::ffi::CString;
 /// is, without capabilities. Returns whether another user was there.
 pub fn drop_all(user: &str) -> Result<bool> {
     rustix::thread::set_no_new_privs(true).context("cannot set no_new_privs")?;
-    let became = if rustix::process::geteuid().is_root() { become_user(user)? } else { true };
+    // Before the user changes, since dropping from the bounding set needs a capability that root has.
     for number in 0..64 {
         // SAFETY: PR_CAPBSET_DROP takes a number; one that the kernel does not know, or that needs a capability which is
-        // gone already, is refused without harm.
+        // not there, is refused without harm.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number, 0, 0, 0) };
     }
+    let became = if rustix::process::geteuid().is_root() { become_user(user)? } else { true };
     let nothing = CapabilitySets {
         effective: CapabilitySet::empty(),
         permitted: CapabilitySet::empty(),

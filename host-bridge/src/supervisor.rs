@@ -348,7 +348,8 @@ impl Guest {
         let ports = config.devices.iter().map(attach).collect::<Result<Vec<_>>>()?;
         for (port, device) in ports.iter().zip(&config.devices) {
             if let (Some(port), Some(bridge)) = (port, &device.bridge) {
-                warnings::about(bridge, &port.name, port.mtu).iter().for_each(|warning| tracing::warn!("{warning}"));
+                let found = warnings::about(bridge, port.bridge_mtu, &port.name, port.mtu);
+                found.iter().for_each(|warning| tracing::warn!("{warning}"));
             }
         }
         let listener = Listener::bind(&config.socket, SocketType::SEQPACKET, config.mode, config.group.as_deref())?;

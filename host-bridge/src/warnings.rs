@@ -5,16 +5,15 @@ use std::path::Path;
 use std::process::Command;
 use venet::port::interface::Interfaces;
 
-/// Sentences about the bridge and its port that an operator should know, each with what to do.
-pub fn about(bridge: &str, port: &str, mtu: u32) -> Vec<String> {
+/// Sentences about the bridge and its port that an operator should know, each with what to do. `bridge_mtu` is the bridge's
+/// without this port.
+pub fn about(bridge: &str, bridge_mtu: u32, port: &str, mtu: u32) -> Vec<String> {
     let mut warnings = Vec::new();
     let Ok(interfaces) = Interfaces::open() else { return warnings };
     if interfaces.is_up(bridge).is_ok_and(|up| !up) {
         warnings.push(format!("the bridge {bridge} is down: no frame passes; set it up with: ip link set {bridge} up"));
     }
-    if let Ok(bridge_mtu) = interfaces.mtu(bridge)
-        && bridge_mtu != mtu
-    {
+    if bridge_mtu != mtu {
         warnings.push(format!(
             "MTUs differ: {bridge} has {bridge_mtu}, {port} has {mtu}; longer frames than {} are dropped silently",
             bridge_mtu.min(mtu)
