@@ -21,11 +21,12 @@ use venet::port::tap::Tap;
 
 /// Serves the supervisor at the other end of `supervisor` until that ends. Gives up all privileges first.
 pub fn run(supervisor: OwnedFd, user: &str) -> Result<()> {
-    // If the supervisor dies before the socket says so.
-    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     if !privileges::drop_all(user)? {
         tracing::debug!("no other user can be had in this user namespace; capabilities are given up");
     }
+    // If the supervisor dies while no thread listens to the socket. The kernel forgets this when the user changes, so it
+    // comes after.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let mut process =
         DataProcess { supervisor, connections: BTreeMap::new(), epoll: epoll::create(CreateFlags::CLOEXEC)? };
     let token = EventData::new_u64(SUPERVISOR);

@@ -46,6 +46,8 @@ const CONNECTIONS: u64 = 1 << 32;
 const GREETINGS: u64 = 1 << 62;
 /// Greetings that may be pending at once; more are closed.
 const MOST_GREETINGS: usize = 64;
+/// How long the data process may take to end when asked.
+const PATIENCE_AT_THE_END: Duration = Duration::from_secs(2);
 
 struct Supervisor {
     config: Config,
@@ -310,6 +312,10 @@ impl Drop for Supervisor {
         if let Ok(replacement) = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
             self.data.socket = replacement;
         }
+        if !self.data.ends_within(PATIENCE_AT_THE_END) {
+            tracing::error!("the data process does not end by itself and is killed");
+            let _ = self.data.child.kill();
+        }
         let _ = self.data.child.wait();
         tracing::info!("ended; {} guests were configured", self.config.guests.len());
     }
@@ -329,6 +335,18 @@ impl DataProcess {
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         Ok(Self { socket: ours, child })
+    }
+
+    /// Waits for its end; `false` if it did not come.
+    fn ends_within(&mut self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                Ok(None) => return false,
+                Ok(Some(_)) | Err(_) => return true,
+            }
+        }
     }
 
     /// Sends an order that a data process which just ended no longer needs: its successor starts with no guest.

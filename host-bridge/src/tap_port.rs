@@ -3,7 +3,6 @@
 use crate::config::{DeviceConfig, GuestConfig, format_mac};
 use anyhow::{Context, Result, bail};
 use std::io;
-use std::path::Path;
 use venet::port::Port;
 use venet::port::interface::Interfaces;
 use venet::port::tap::{Tap, TapOptions};
@@ -37,9 +36,6 @@ impl TapPort {
         let bridge_mtu = interfaces.mtu(bridge).with_context(|| {
             format!("there is no bridge {bridge:?}; create it with: ip link add {bridge} type bridge")
         })?;
-        if !Path::new("/sys/class/net").join(bridge).join("bridge").exists() && is_sysfs_ours() {
-            bail!("{bridge} is an interface but no bridge");
-        }
         let (mut tap, adopted) = open(&interfaces, &name)?;
         tap.set_carrier(false).context("cannot take the TAP's carrier away")?;
         let mtu = device.mtu.unwrap_or(bridge_mtu);
@@ -54,6 +50,9 @@ impl TapPort {
         let bridge_mac = interfaces.mac(bridge).with_context(|| format!("cannot read the address of {bridge}"))?;
         match interfaces.join_bridge(bridge, &name) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && adopted => {}
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
+                bail!("{bridge} is an interface but no bridge")
+            }
             other => other.with_context(|| format!("cannot make {name} a port of {bridge}"))?,
         }
         // A bridge without other ports takes even this address; then it is given back the one that it had.
@@ -109,12 +108,4 @@ fn open_once(interfaces: &Interfaces, name: &str) -> io::Result<(Tap, bool)> {
 /// where `/proc/sys` is not writable, the kernel's default stays.
 fn quiet_ipv6(name: &str) {
     let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
-}
-
-/// Whether /sys shows our own network namespace; it shows that of whoever mounted it.
-fn is_sysfs_ours() -> bool {
-    let Ok(interfaces) = Interfaces::open() else { return false };
-    let Ok(entries) = std::fs::read_dir("/sys/class/net") else { return false };
-    let mut names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
-    names.all(|name| interfaces.index(&name).is_ok())
 }
