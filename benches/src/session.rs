@@ -1,0 +1,77 @@
+//! All runs of one call: every workload over every arm, in rounds, until the time is used up.
+
+use crate::arguments::{Arm, Workload};
+use crate::lab::Lab;
+use crate::sampling::Measurement;
+use crate::workload::{self, GeneratorCpus, Timing};
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::time::{Duration, Instant};
+
+/// Load before each measurement.
+const WARM_UP: Duration = Duration::from_millis(60);
+/// Length of each measurement: short, so that there are many pairs and slow drifts of the machine hit both arms.
+const MEASURE: Duration = Duration::from_millis(220);
+
+/// All that was measured.
+#[derive(Debug)]
+pub struct Session {
+    /// The arms, ready for load.
+    pub labs: Vec<Lab>,
+    /// The loads.
+    pub workloads: Vec<Workload>,
+    /// `results[workload][arm][round]`.
+    pub results: Vec<Vec<Vec<Measurement>>>,
+    /// Where the generator's threads run.
+    pub cpus: GeneratorCpus,
+    /// How long one measurement lasts.
+    pub timing: Timing,
+}
+
+impl Session {
+    /// Builds every arm.
+    pub fn new(arms: &[Arm], workloads: Vec<Workload>) -> Result<Self> {
+        let cpus = GeneratorCpus::find()?;
+        let labs = arms
+            .iter()
+            .enumerate()
+            .map(|(number, arm)| Lab::build(arm, number).with_context(|| format!("cannot build arm {}", arm.text)))
+            .collect::<Result<Vec<_>>>()?;
+        let results = vec![vec![Vec::new(); arms.len()]; workloads.len()];
+        Ok(Self { labs, workloads, results, cpus, timing: Timing { warm_up: WARM_UP, measure: MEASURE } })
+    }
+
+    /// Measures until `deadline`, at least one round. In each round the arms follow each other in random order.
+    pub fn run(&mut self, deadline: Instant, random: &mut fastrand::Rng) -> Result<()> {
+        let progress = progress(deadline.saturating_duration_since(Instant::now()));
+        let start = Instant::now();
+        let mut longest_round = Duration::ZERO;
+        loop {
+            let round = Instant::now();
+            for (workload, results) in self.workloads.iter().zip(&mut self.results) {
+                let mut order: Vec<usize> = (0..self.labs.len()).collect();
+                random.shuffle(&mut order);
+                for arm in order {
+                    let (Some(lab), Some(results)) = (self.labs.get(arm), results.get_mut(arm)) else { continue };
+                    progress.set_message(format!("{} over {}", workload.text, lab.arm.text));
+                    progress.set_position(start.elapsed().as_millis() as u64);
+                    results.push(workload::run(lab, workload, self.timing, self.cpus)?);
+                }
+            }
+            longest_round = longest_round.max(round.elapsed());
+            if Instant::now() + longest_round > deadline {
+                break;
+            }
+        }
+        progress.finish_and_clear();
+        Ok(())
+    }
+}
+
+fn progress(length: Duration) -> ProgressBar {
+    let bar = ProgressBar::new(length.as_millis() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {percent:>3} %  {msg}") {
+        bar.set_style(style);
+    }
+    bar
+}
