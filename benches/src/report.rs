@@ -10,6 +10,9 @@ use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+/// A share that may be next to nothing: its quotient would say nothing.
+const LOST: &str = "lost_ratio";
+
 /// The report. Later versions only add to it.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -64,7 +67,7 @@ impl Report {
                 let arm = lab.arm.text.clone();
                 arms.push(ArmResult { arm, lab: "namespaces", workload: workload.text.clone(), params, metrics });
                 for (other, floor) in session.labs.iter().enumerate().skip(number + 1) {
-                    for (metric, ..) in METRICS {
+                    for (metric, ..) in METRICS.iter().filter(|(metric, ..)| *metric != LOST) {
                         let found = paired_ratio(&series(number, metric), &series(other, metric), random);
                         let Some(PairedRatio { ratio, ci95, pairs }) = found else { continue };
                         ratios.push(Ratio {

@@ -36,6 +36,9 @@ impl TapPort {
         let bridge_mtu = interfaces.mtu(bridge).with_context(|| {
             format!("there is no bridge {bridge:?}; create it with: ip link add {bridge} type bridge")
         })?;
+        if interfaces.is_bridge(bridge).is_ok_and(|is| !is) {
+            bail!("{bridge} is an interface but no bridge");
+        }
         let (mut tap, adopted) = open(&interfaces, &name)?;
         tap.set_carrier(false).context("cannot take the TAP's carrier away")?;
         let mtu = device.mtu.unwrap_or(bridge_mtu);
@@ -50,9 +53,6 @@ impl TapPort {
         let bridge_mac = interfaces.mac(bridge).with_context(|| format!("cannot read the address of {bridge}"))?;
         match interfaces.join_bridge(bridge, &name) {
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && adopted => {}
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {
-                bail!("{bridge} is an interface but no bridge")
-            }
             other => other.with_context(|| format!("cannot make {name} a port of {bridge}"))?,
         }
         // A bridge without other ports takes even this address; then it is given back the one that it had.

@@ -122,6 +122,17 @@ impl Interfaces {
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCBRADDBR, request.ifr_name.as_ptr()) })
     }
 
+    /// Whether `name` is a bridge. Needs CAP_NET_ADMIN.
+    pub fn is_bridge(&self, name: &str) -> io::Result<bool> {
+        // No interface has the index 0, so that this changes nothing: a bridge says so, and anything else is no bridge.
+        match self.ioctl(SIOCBRADDIF, name, |request| request.ifr_ifru.ifru_ifindex = 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(true),
+            Err(error) => Err(error),
+            Ok(_) => Ok(true),
+        }
+    }
+
     /// Makes `port` a port of `bridge`; it may be one already.
     pub fn join_bridge(&self, bridge: &str, port: &str) -> io::Result<()> {
         let index = self.index(port)? as libc::c_int;
