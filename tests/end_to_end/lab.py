@@ -258,4 +258,5 @@ class Lab:
     def shim_status(self, guest):
         """What `guest-shim status --json` says. Asking wakes the shim's pump once."""
         path = self.path(f"{guest}.status")
+        until(lambda: os.path.exists(path), 5, f"the shim of {guest} listens at its status socket")
         return json.loads(output(self.binary("guest-shim"), "status", "--json", "--status", path))
