@@ -10,6 +10,7 @@ use host_bridge::supervisor::{self, Reexecute};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -69,6 +70,8 @@ impl Role {
         if !matches!(self, Role::DataProcess { .. }) {
             set_parent_process_death_signal(Some(Signal::KILL))?;
         }
+        // As started the name would be `exe`.
+        rustix::thread::set_name(c"vbus-ab")?;
         match self {
             Role::Supervisor { config } => {
                 supervisor::run(Config::read(&config)?, &Reexecute(vec!["data-process".into()]))
@@ -134,13 +137,13 @@ impl Child {
     }
 
     fn start(role: &'static str, argument: &std::ffi::OsStr) -> Result<Self> {
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let mut command = Command::new(&program);
-        command.arg(role).arg(argument).stdin(Stdio::null()).stdout(Stdio::null());
+        // By its path it may not be found in a mount namespace of our own; and what runs may have been replaced meanwhile.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("vbus-ab").arg(role).arg(argument).stdin(Stdio::null()).stdout(Stdio::null());
         if std::env::var_os("RUST_LOG").is_none() {
             command.env("RUST_LOG", "warn");
         }
-        let process = command.spawn().with_context(|| format!("cannot start {} {role}", program.display()))?;
+        let process = command.spawn().with_context(|| format!("cannot start this program again as {role}"))?;
         Ok(Self { process, role })
     }
 }

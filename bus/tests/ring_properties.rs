@@ -51,7 +51,7 @@ fn take(consumer: &mut Consumer<WindowRing>) -> Option<(Vec<u8>, [u8; METADATA_L
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(400), ..ProptestConfig::default() })]
 
     /// Any interleaving of pushes and takes, near any index, gives back the records in order and whole.
     #[test]

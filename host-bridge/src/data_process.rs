@@ -21,6 +21,8 @@ use venet::port::tap::Tap;
 
 /// Serves the supervisor at the other end of `supervisor` until that ends. Gives up all privileges first.
 pub fn run(supervisor: OwnedFd, user: &str) -> Result<()> {
+    // As started the name would be `exe`.
+    rustix::thread::set_name(c"host-bridge")?;
     if !privileges::drop_all(user)? {
         tracing::debug!("no other user can be had in this user namespace; capabilities are given up");
     }

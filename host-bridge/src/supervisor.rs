@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use vbus::connector::local::{self, ConnectError};
@@ -326,14 +327,15 @@ impl DataProcess {
         let (family, kind) = (rustix::net::AddressFamily::UNIX, SocketType::SEQPACKET);
         let (ours, theirs) = rustix::net::socketpair(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
         rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1 << 20)?;
-        let program = std::env::current_exe().context("cannot find this program to start it again")?;
-        let child = Command::new(&program)
+        // What runs now, even if its file was replaced or is out of sight.
+        let child = Command::new("/proc/self/exe")
+            .arg0("host-bridge")
             .args(&reexecute.0)
             .arg(user)
             .stdin(theirs)
             .stdout(std::process::Stdio::null())
             .spawn()
-            .with_context(|| format!("cannot start {}", program.display()))?;
+            .context("cannot start this program again as data process")?;
         Ok(Self { socket: ours, child })
     }
 

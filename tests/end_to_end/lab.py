@@ -9,7 +9,8 @@ import subprocess
 import tempfile
 import time
 
-MODULES = ("traffic", "frames", "services", "load", "restarts", "resources", "daemon", "shim", "handshake")
+MODULES = ("traffic", "frames", "services", "load", "restarts", "resources", "daemon", "shim", "handshake", "comparison",
+           "readme")
 BRIDGE = "br0"
 ADDRESS = {"g1": "10.0.0.1", "g2": "10.0.0.2"}
 GUESTS = tuple(ADDRESS)

@@ -151,7 +151,7 @@ fn a_counter_that_wraps_is_none_that_fell() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(2000), ..ProptestConfig::default() })]
 
     /// Whatever the other side and the clock do.
     #[test]

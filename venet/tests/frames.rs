@@ -399,7 +399,7 @@ fn fronts() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases.max(20_000), ..ProptestConfig::default() })]
 
     /// Whatever a peer writes, what is accepted can be sent.
     #[test]
