@@ -21,7 +21,7 @@ def start_flood(lab, sender, receiver, seconds, rate=0):
 
 
 def flood(lab, directions):
-    seconds = 20 if lab.long else 2
+    seconds = 60 if lab.long else 20
     lab.start_all()
     sinks = {receiver: udp(receiver, PORT) for _, receiver in directions}
     before = {guest: lab.counters(guest)["to_ring"]["frames"] for guest in ADDRESS}

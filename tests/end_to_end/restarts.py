@@ -107,7 +107,7 @@ def start_load(lab):
 
 
 def rounds(lab):
-    return 20 if lab.long else 5
+    return 60 if lab.long else 20
 
 
 def finish(load, back):
