@@ -143,6 +143,21 @@ fn a_reset_closes_devices_and_starts_over() {
 }
 
 #[test]
+fn a_host_that_waits_for_space_in_the_event_ring_is_rung() {
+    let (mut guest, mut host, _) = start();
+    assert!(matches!(guest.poll(&mut host).unwrap(), Some(Event::Added(_))));
+    assert_eq!(guest.poll(&mut host).unwrap(), None);
+    // More than the ring of 16384 bytes holds, at 64 bytes each.
+    for _ in 0..1000 {
+        host.0.drop_device(0);
+    }
+    host.ring().unwrap();
+    // From here on the host runs only if the guest rings it.
+    let dropped = std::iter::from_fn(|| guest.poll(&mut host).unwrap()).count();
+    assert_eq!(dropped, 1000);
+}
+
+#[test]
 fn messages_have_the_c_layout() {
     let header = MessageHeader { length: 0, verb: verb::DEVADD, generation: 2, sequence: 3, status: 4, reserved: 0 };
     let mut name = [0; 32];

@@ -165,7 +165,7 @@ impl Agent {
             if ready(connection.socket.as_fd()) {
                 return Ok(End::Lost("the daemon closed the connection".into()));
             }
-            while let Some(event) = guest.poll()? {
+            while let Some(event) = guest.poll(&mut vector)? {
                 if matches!(event, Event::Dropped(_)) {
                     return Ok(End::Lost("the host took the device away".into()));
                 }

@@ -1,7 +1,7 @@
 //! The guest's half: asks for a reset, makes control calls, and is told of devices.
 //!
-//! [`Guest`] is a state machine without I/O. A driver rings the host's vector 0 after [`Guest::submit`] when told so, and
-//! looks at [`Guest::poll`] when its own vector 0 rang. [`Guest::wait_for`] does both through a [`Vector0`].
+//! [`Guest`] is a state machine without I/O of its own: it rings and waits through a [`Vector0`]. A driver looks at
+//! [`Guest::poll`] when its own vector 0 rang.
 
 #![deny(
     clippy::unwrap_used,
@@ -134,7 +134,7 @@ impl Guest {
         let sequence = self.submit(verb, body)?;
         vector.ring()?;
         loop {
-            self.drain()?;
+            self.drain(vector)?;
             match self.reply.take() {
                 Some((header, bytes)) if header.sequence == sequence => {
                     Status::from_wire(header.status).map_err(|status| GuestError::Refused { verb: name, status })?;
@@ -147,9 +147,9 @@ impl Guest {
     }
 
     /// The next event, or `None`. Call it until it returns `None` when vector 0 rang; it then is armed again.
-    pub fn poll(&mut self) -> Result<Option<Event>, GuestError> {
+    pub fn poll(&mut self, vector: &mut impl Vector0) -> Result<Option<Event>, GuestError> {
         loop {
-            self.drain()?;
+            self.drain(vector)?;
             if let Some(event) = self.queued.pop_front() {
                 return Ok(Some(event));
             }
@@ -162,7 +162,7 @@ impl Guest {
     /// Waits for the next event.
     pub fn wait_for(&mut self, vector: &mut impl Vector0) -> Result<Event, GuestError> {
         loop {
-            match self.poll()? {
+            match self.poll(vector)? {
                 Some(event) => return Ok(event),
                 None => vector.wait()?,
             }
@@ -186,7 +186,7 @@ impl Guest {
         Ok(self.last_sequence)
     }
 
-    fn drain(&mut self) -> Result<(), GuestError> {
+    fn drain(&mut self, vector: &mut impl Vector0) -> Result<(), GuestError> {
         while let Some(record) = self.events.peek()? {
             let mut bytes = vec![0; record.payload.length as usize];
             self.events.copy_payload(&record, &mut bytes);
@@ -205,7 +205,10 @@ impl Guest {
             }
         }
         self.events.commit();
-        self.events.should_notify();
+        if self.events.should_notify() {
+            // The host waits for space in the event ring.
+            vector.ring()?;
+        }
         Ok(())
     }
 }
