@@ -1,4 +1,5 @@
-//! Where things lie in a window: the host hands out space front to back, and takes all of it back at a reset.
+//! Where things lie in a window: the host hands out space front to back, and takes none of it back. A ring keeps its place
+//! for as long as the window lives, also over a reset.
 
 use crate::abi::{CACHE_LINE, RING_WORDS_LENGTH, RingLocation, WindowHeader};
 use core::mem::size_of;

@@ -143,6 +143,21 @@ fn a_reset_closes_devices_and_starts_over() {
 }
 
 #[test]
+fn a_ring_keeps_its_place_for_as_long_as_the_window_lives() {
+    let (mut guest, mut host, _) = start();
+    let mut places = Vec::new();
+    for _ in 0..50 {
+        let open = DeviceOpen { device: 0, interface_version: 1 };
+        let opened: DeviceOpened = guest.call(&mut host, "DEVOPEN", verb::DEVOPEN, &open).unwrap();
+        let memory = DeviceMemory { handle: opened.handle, ring: 0 };
+        places.push(guest.call::<_, DeviceMemoryGranted>(&mut host, "DEVSHM", verb::DEVSHM, &memory).unwrap());
+        guest = Guest::start(Arc::clone(guest.window()), &mut host).unwrap();
+    }
+    places.dedup();
+    assert_eq!(places.len(), 1);
+}
+
+#[test]
 fn a_host_that_waits_for_space_in_the_event_ring_is_rung() {
     let (mut guest, mut host, _) = start();
     assert!(matches!(guest.poll(&mut host).unwrap(), Some(Event::Added(_))));
