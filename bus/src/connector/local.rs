@@ -16,7 +16,7 @@ use super::notifier::Vector;
 use crate::abi::{ABI_MAJOR, ABI_MINOR};
 use crate::message::{CALL_DATA_LENGTH, decode_name};
 use crate::window::{Window, WindowError};
-use core::mem::{MaybeUninit, size_of};
+use core::mem::{MaybeUninit, offset_of, size_of};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketAddrUnix, SocketFlags, SocketType,
@@ -46,7 +46,13 @@ pub struct ClientHello {
     pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<ClientHello>() == 16);
+const _: () = {
+    assert!(size_of::<ClientHello>() == 16);
+    assert!(offset_of!(ClientHello, magic) == 0);
+    assert!(offset_of!(ClientHello, abi_major) == 8);
+    assert!(offset_of!(ClientHello, abi_minor) == 10);
+    assert!(offset_of!(ClientHello, reserved) == 12);
+};
 
 /// What the host answers.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -68,7 +74,16 @@ pub struct ServerHello {
     pub reason: [u8; 2 * CALL_DATA_LENGTH],
 }
 
-const _: () = assert!(size_of::<ServerHello>() == 152);
+const _: () = {
+    assert!(size_of::<ServerHello>() == 152);
+    assert!(offset_of!(ServerHello, magic) == 0);
+    assert!(offset_of!(ServerHello, accepted) == 8);
+    assert!(offset_of!(ServerHello, abi_major) == 12);
+    assert!(offset_of!(ServerHello, abi_minor) == 14);
+    assert!(offset_of!(ServerHello, doorbells) == 16);
+    assert!(offset_of!(ServerHello, interrupts) == 20);
+    assert!(offset_of!(ServerHello, reason) == 24);
+};
 
 /// Why no connection came about.
 #[derive(Debug, Error)]
