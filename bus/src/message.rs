@@ -69,7 +69,7 @@ pub enum Status {
     /// The interface version is not supported.
     #[error("unsupported version")]
     UnsupportedVersion = 5,
-    /// Something has to come first.
+    /// Something has to come first, for instance READY before DEVOPEN.
     #[error("not ready")]
     NotReady = 6,
     /// It is in use already.

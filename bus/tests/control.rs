@@ -3,14 +3,17 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use vbus::abi::KIND_MESSAGE;
 use vbus::connector::local::{self, ConnectError};
 use vbus::message::{
-    CallData, DeviceCall, DeviceMemory, DeviceMemoryGranted, DeviceOpen, DeviceOpened, Empty, MessageHeader, Status,
-    decode_body, decode_header, encode, encode_name, verb,
+    CallData, DeviceCall, DeviceDropped, DeviceMemory, DeviceMemoryGranted, DeviceOpen, DeviceOpened, Empty,
+    LARGEST_MESSAGE, MessageHeader, REPLY, Status, decode_body, decode_header, encode, encode_name, verb,
 };
 use vbus::north::{Event, Guest, GuestError, Vector0};
 use vbus::private_state::PrivateState;
+use vbus::ring::{Consumer, Producer, RingConfig, RingMemory, Word};
 use vbus::south::{Attachment, Bus, BusConfig, Device, RingRequest};
 use vbus::window::{Window, WindowRing};
 
@@ -74,6 +77,30 @@ fn start() -> (Guest, Direct, Receiver<()>) {
     (Guest::start(window, &mut host).unwrap(), host, closings)
 }
 
+/// A guest's ends of the control rings, for what [`Guest`] would not say.
+fn control_rings(window: &Arc<Window>, generation: u32) -> (Producer<WindowRing>, Consumer<WindowRing>) {
+    let config = RingConfig { largest: LARGEST_MESSAGE, generation };
+    let ring = |location| WindowRing::new(Arc::clone(window), location).unwrap();
+    let header = window.header();
+    let verbs = Producer::new(ring(header.verbs), config, 0).unwrap();
+    (verbs, Consumer::new(ring(header.events), config, 0).unwrap())
+}
+
+fn say(verbs: &mut Producer<WindowRing>, host: &mut Direct, kind: u16, payload: &[u8]) {
+    assert!(verbs.push(kind, payload, &[0; 12]).unwrap());
+    verbs.publish();
+    host.ring().unwrap();
+}
+
+fn hear(events: &mut Consumer<WindowRing>) -> Option<(MessageHeader, Vec<u8>)> {
+    let record = events.peek().unwrap()?;
+    let mut bytes = vec![0; record.payload.length as usize];
+    events.copy_payload(&record, &mut bytes);
+    events.advance(&record);
+    events.commit();
+    Some((decode_header(&bytes).unwrap(), bytes))
+}
+
 #[test]
 fn a_guest_finds_opens_and_calls_a_device() {
     let (mut guest, mut host, _) = start();
@@ -114,6 +141,78 @@ fn mistakes_are_refused_by_name_and_do_no_harm() {
     };
     assert_eq!(refused(verb::DEVOPEN, pair(0, 1)), Status::Busy);
     assert_eq!(refused(verb::DEVSHM, pair(open.handle, 5)), Status::InvalidArgument);
+}
+
+#[test]
+fn a_device_cannot_be_opened_before_ready() {
+    let (guest, mut host, _) = start();
+    let window = Arc::clone(guest.window());
+    window.set_reset_generation(2);
+    host.ring().unwrap();
+    let open = DeviceOpen { device: 0, interface_version: 1 };
+    let header = MessageHeader { verb: verb::DEVOPEN, generation: 2, sequence: 1, ..MessageHeader::default() };
+    let (mut verbs, mut events) = control_rings(&window, 2);
+    say(&mut verbs, &mut host, KIND_MESSAGE, &encode(header, &open));
+    assert_eq!(hear(&mut events).unwrap().0.status, Status::NotReady as u32);
+    let header = MessageHeader { sequence: 2, ..header };
+    say(&mut verbs, &mut host, KIND_MESSAGE, &encode(MessageHeader { verb: verb::READY, ..header }, &Empty {}));
+    assert_eq!(hear(&mut events).unwrap().0.status, 0);
+    assert_eq!(hear(&mut events).unwrap().0.verb, verb::DEVADD);
+    say(&mut verbs, &mut host, KIND_MESSAGE, &encode(MessageHeader { sequence: 3, ..header }, &open));
+    assert_eq!(hear(&mut events).unwrap().0.status, 0);
+}
+
+#[test]
+fn a_reply_repeats_nothing_of_a_field_that_is_zero() {
+    let (guest, mut host, _) = start();
+    let window = Arc::clone(guest.window());
+    window.set_reset_generation(2);
+    host.ring().unwrap();
+    let (mut verbs, mut events) = control_rings(&window, 2);
+    for (sequence, verb) in [(1, verb::READY), (2, 999)] {
+        let header = MessageHeader { length: 0, verb, generation: 2, sequence, status: 7, reserved: 0xdead_beef };
+        say(&mut verbs, &mut host, KIND_MESSAGE, &encode(header, &Empty {}));
+        let (reply, _) = hear(&mut events).unwrap();
+        assert_eq!((reply.verb, reply.sequence, reply.reserved), (verb | REPLY, sequence, 0));
+        while hear(&mut events).is_some() {}
+    }
+}
+
+#[test]
+fn records_of_a_later_version_on_a_control_ring_are_stepped_over() {
+    let (guest, mut host, _) = start();
+    let window = Arc::clone(guest.window());
+    window.set_reset_generation(2);
+    host.ring().unwrap();
+    let (mut verbs, mut events) = control_rings(&window, 2);
+    let header = MessageHeader { verb: verb::READY, generation: 2, sequence: 1, ..MessageHeader::default() };
+    let ready = encode(header, &Empty {});
+    // Neither what looks like a verb, nor what could be none.
+    for (kind, payload) in [(16, &ready[..]), (17, &[]), (u16::MAX, &[0xff; 128])] {
+        say(&mut verbs, &mut host, kind, payload);
+        assert!(hear(&mut events).is_none(), "kind {kind}");
+    }
+    say(&mut verbs, &mut host, KIND_MESSAGE, &ready);
+    let (reply, _) = hear(&mut events).unwrap();
+    assert_eq!((reply.verb, reply.status), (verb::READY | REPLY, 0));
+}
+
+#[test]
+fn a_guest_steps_over_records_of_a_later_version() {
+    let (mut guest, mut host, _) = start();
+    while guest.poll(&mut host).unwrap().is_some() {}
+    let window = Arc::clone(guest.window());
+    let ring = WindowRing::new(Arc::clone(&window), window.header().events).unwrap();
+    let start = ring.load(Word::Produced, Ordering::Acquire);
+    let mut events = Producer::new(ring, RingConfig { largest: LARGEST_MESSAGE, generation: 1 }, start).unwrap();
+    let header = MessageHeader { verb: verb::DEVDROP, generation: 1, ..MessageHeader::default() };
+    let dropped = encode(header, &DeviceDropped { device: 0, reserved: 0 });
+    for (kind, payload) in [(16, &dropped[..]), (17, &[]), (KIND_MESSAGE, &dropped)] {
+        assert!(events.push(kind, payload, &[0; 12]).unwrap());
+    }
+    events.publish();
+    assert!(matches!(guest.poll(&mut host).unwrap(), Some(Event::Dropped(_))));
+    assert_eq!(guest.poll(&mut host).unwrap(), None);
 }
 
 #[test]

@@ -191,6 +191,10 @@ impl Guest {
             let mut bytes = vec![0; record.payload.length as usize];
             self.events.copy_payload(&record, &mut bytes);
             self.events.advance(&record);
+            if record.kind != KIND_MESSAGE {
+                // Of a later minor version.
+                continue;
+            }
             let header = decode_header(&bytes)?;
             if header.generation != self.generation {
                 continue;

@@ -222,6 +222,10 @@ impl Bus {
         let mut bytes = [0; LARGEST_MESSAGE as usize];
         let length = self.verbs.copy_payload(&record, &mut bytes);
         self.verbs.advance(&record);
+        if record.kind != KIND_MESSAGE {
+            // Of a later minor version.
+            return Ok(true);
+        }
         let bytes = bytes.get(..length).unwrap_or_default();
         let header = decode_header(bytes)?;
         if header.generation != self.generation as u32 {
@@ -293,8 +297,10 @@ impl Bus {
     }
 
     fn device_open(&mut self, asked: DeviceOpen) -> Result<DeviceOpened, Status> {
-        let ready = self.ready;
-        let slot = self.devices.get_mut(asked.device as usize).filter(|_| ready).ok_or(Status::NoSuchDevice)?;
+        if !self.ready {
+            return Err(Status::NotReady);
+        }
+        let slot = self.devices.get_mut(asked.device as usize).ok_or(Status::NoSuchDevice)?;
         if slot.open {
             return Err(Status::Busy);
         }
@@ -368,10 +374,11 @@ fn control_rings(
 
 /// A reply that reports a failure has no body.
 fn reply<Body: Encode>(to: &MessageHeader, outcome: Result<Body, Status>) -> Vec<u8> {
-    let verb = to.verb | REPLY;
+    let MessageHeader { generation, sequence, .. } = *to;
+    let header = MessageHeader { verb: to.verb | REPLY, generation, sequence, ..MessageHeader::default() };
     match outcome {
-        Ok(body) => encode(MessageHeader { verb, status: 0, ..*to }, &body),
-        Err(status) => encode(MessageHeader { verb, status: status as u32, ..*to }, &Empty {}),
+        Ok(body) => encode(header, &body),
+        Err(status) => encode(MessageHeader { status: status as u32, ..header }, &Empty {}),
     }
 }
 
