@@ -31,6 +31,9 @@ use thiserror::Error;
 use vm_memory::{FileOffset, MmapRegion, VolatileMemory, VolatileSlice};
 use zerocopy::{FromZeros, IntoBytes};
 
+const MAGIC_OFFSET: u64 = 0;
+const MAGIC_LENGTH: usize = size_of::<u64>();
+
 /// Largest window that a guest accepts from a host. Bytes.
 pub const LARGEST_WINDOW: u64 = 1 << 30;
 
@@ -99,10 +102,10 @@ impl Window {
     /// For the guest.
     pub fn open(file: OwnedFd) -> Result<Self, WindowError> {
         let window = Self::adopt(file)?;
-        let header = window.header();
-        if header.magic != WINDOW_MAGIC {
+        if !window.has_header() {
             return Err(WindowError::NoMagic);
         }
+        let header = window.header();
         if header.abi_major != ABI_MAJOR {
             return Err(WindowError::Version { major: header.abi_major, minor: header.abi_minor });
         }
@@ -144,11 +147,27 @@ impl Window {
         header
     }
 
-    /// Writes the header. For the host, before anybody else has the window.
+    /// Writes the header, its magic last. For the host, before the guest has the window.
+    ///
+    /// This may happen in another process than the one that passes the window on. Without an order, that one could see some
+    /// field while others are still being copied, and the guest would read zeroes for the places of its rings.
     pub fn write_header(&self, header: &WindowHeader) {
-        if let Ok(slice) = self.region.get_slice(0, size_of::<WindowHeader>()) {
-            slice.copy_from(header.as_bytes());
+        let bytes = header.as_bytes().get(MAGIC_LENGTH..).unwrap_or_default();
+        if let Ok(slice) = self.region.get_slice(MAGIC_LENGTH, bytes.len()) {
+            slice.copy_from(bytes);
         }
+        // Release: who sees the magic sees everything that was written above, see `has_header`.
+        self.word(MAGIC_OFFSET, |word| {
+            word.store(header.magic, Ordering::Release);
+            0
+        });
+    }
+
+    /// Whether [`Self::write_header`] is done, in whatever process.
+    pub fn has_header(&self) -> bool {
+        // Acquire: pairs with the store of the magic, so that what is done with the window from here on, be it to pass it to
+        // a guest, comes after all of the header.
+        self.word(MAGIC_OFFSET, |word| word.load(Ordering::Acquire)) == WINDOW_MAGIC
     }
 
     /// How many resets the host has completed.

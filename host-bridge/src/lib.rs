@@ -8,6 +8,7 @@
 //! | what can be configured? | [`config`] |
 //! | who accepts guests, and what happens when one goes? | [`supervisor`] |
 //! | who moves frames? | [`data_process`] |
+//! | who starts and ends that process? | `data_process_handle` |
 //! | what do both say to each other? | [`channel`] |
 //! | how does a TAP come to be a port of the bridge? | [`tap_port`] |
 //! | what would swallow traffic silently? | [`warnings`] |
@@ -18,6 +19,7 @@
 pub mod channel;
 pub mod config;
 pub mod data_process;
+mod data_process_handle;
 pub mod listener;
 pub mod privileges;
 pub mod status;

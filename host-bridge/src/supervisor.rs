@@ -2,6 +2,7 @@
 
 use crate::channel::{self, Answer, DeviceSpec, Order};
 use crate::config::{Class, Config, GuestConfig};
+use crate::data_process_handle::DataProcessHandle;
 use crate::listener::Listener;
 use crate::status::{DeviceStatus, GuestStatus, Status};
 use crate::tap_port::TapPort;
@@ -13,8 +14,6 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use vbus::connector::local::{self, ConnectError};
 use vbus::connector::notifier::Vector;
@@ -47,14 +46,12 @@ const CONNECTIONS: u64 = 1 << 32;
 const GREETINGS: u64 = 1 << 62;
 /// Greetings that may be pending at once; more are closed.
 const MOST_GREETINGS: usize = 64;
-/// How long the data process may take to end when asked.
-const PATIENCE_AT_THE_END: Duration = Duration::from_secs(2);
 
 struct Supervisor {
     config: Config,
     reexecute: Reexecute,
     epoll: OwnedFd,
-    data: DataProcess,
+    data: DataProcessHandle,
     control: Listener,
     links: OwnedFd,
     guests: Vec<Guest>,
@@ -82,15 +79,10 @@ struct Connected {
     _interrupts: Vec<Vector>,
 }
 
-struct DataProcess {
-    socket: OwnedFd,
-    child: Child,
-}
-
 impl Supervisor {
     fn start(config: Config, reexecute: Reexecute) -> Result<Self> {
         // The data process comes first: it needs none of the descriptors that follow.
-        let data = DataProcess::spawn(&reexecute, &config.user)?;
+        let data = DataProcessHandle::spawn(&reexecute, &config.user)?;
         let control = Listener::bind(&config.control, SocketType::STREAM, 0o660, None)?;
         let guests = config.guests.iter().map(Guest::new).collect::<Result<Vec<_>>>()?;
         let supervisor = Self {
@@ -219,13 +211,13 @@ impl Supervisor {
         if let Ok(Some(_)) = channel::receive::<Answer>(&self.data.socket) {
             return Ok(());
         }
-        let status = self.data.child.wait()?;
+        let status = self.data.wait()?;
         tracing::error!("the data process ended ({status}); all guests are disconnected, and a new one starts");
         for guest in &mut self.guests {
             guest.connection = None;
         }
         epoll::delete(&self.epoll, &self.data.socket)?;
-        self.data = DataProcess::spawn(&self.reexecute, &self.user)?;
+        self.data = DataProcessHandle::spawn(&self.reexecute, &self.user)?;
         self.watch(self.data.socket.as_fd(), DATA_PROCESS)
     }
 
@@ -298,7 +290,7 @@ impl Supervisor {
         Ok(Status {
             version: env!("CARGO_PKG_VERSION").into(),
             supervisor: std::process::id(),
-            data_process: self.data.child.id(),
+            data_process: self.data.id(),
             guests,
         })
     }
@@ -309,53 +301,8 @@ impl Drop for Supervisor {
         for guest in &mut self.guests {
             guest.connection = None;
         }
-        // The end of the socket ends the data process, and with it the last descriptors of the TAPs.
-        if let Ok(replacement) = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
-            self.data.socket = replacement;
-        }
-        if !self.data.ends_within(PATIENCE_AT_THE_END) {
-            tracing::error!("the data process does not end by itself and is killed");
-            let _ = self.data.child.kill();
-        }
-        let _ = self.data.child.wait();
+        self.data.end();
         tracing::info!("ended; {} guests were configured", self.config.guests.len());
-    }
-}
-
-impl DataProcess {
-    fn spawn(reexecute: &Reexecute, user: &str) -> Result<Self> {
-        let (family, kind) = (rustix::net::AddressFamily::UNIX, SocketType::SEQPACKET);
-        let (ours, theirs) = rustix::net::socketpair(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1 << 20)?;
-        // What runs now, even if its file was replaced or is out of sight.
-        let child = Command::new("/proc/self/exe")
-            .arg0("host-bridge")
-            .args(&reexecute.0)
-            .arg(user)
-            .stdin(theirs)
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .context("cannot start this program again as data process")?;
-        Ok(Self { socket: ours, child })
-    }
-
-    /// Waits for its end; `false` if it did not come.
-    fn ends_within(&mut self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
-        loop {
-            match self.child.try_wait() {
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
-                Ok(None) => return false,
-                Ok(Some(_)) | Err(_) => return true,
-            }
-        }
-    }
-
-    /// Sends an order that a data process which just ended no longer needs: its successor starts with no guest.
-    fn tell(&self, order: &Order) {
-        if let Err(error) = channel::send(self.socket.as_fd(), order, &[]) {
-            tracing::debug!("the data process cannot be told: {error}");
-        }
     }
 }
 
@@ -378,7 +325,7 @@ impl Guest {
     }
 
     /// Makes a fresh window and fresh vectors, and passes them to both sides.
-    fn hand_over(&self, peer_id: u64, socket: OwnedFd, data: &DataProcess) -> Result<Connected> {
+    fn hand_over(&self, peer_id: u64, socket: OwnedFd, data: &DataProcessHandle) -> Result<Connected> {
         let specs = self.specs();
         let lengths: Vec<u64> = specs.iter().flat_map(|spec| [spec.ring; 2]).collect();
         let window = Window::create(Layout::window_size(&lengths))?;
@@ -390,8 +337,8 @@ impl Guest {
         descriptors.extend(self.ports.iter().flatten().map(|port| port.tap.as_fd()));
         let order = Order::Connect { guest: self.config.name.clone(), peer_id, devices: specs };
         channel::send(data.socket.as_fd(), &order, &descriptors)?;
-        // The data process writes the header; the guest's first look is later than that, since it waits for our answer,
-        // and the answer waits for this.
+        // The data process writes the header, while we are here. Passed on before all of it is there, the window would show
+        // the guest rings that lie nowhere. The guest's first look is later than our answer, and the answer waits for this.
         wait_for_header(&window)?;
         local::accept(socket.as_fd(), window.as_fd(), &doorbells, &interrupts)?;
         Ok(Connected {
@@ -448,7 +395,7 @@ fn ended(socket: BorrowedFd<'_>) -> bool {
 
 fn wait_for_header(window: &Window) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(1);
-    while window.header().window_size != window.size() {
+    while !window.has_header() {
         if Instant::now() > deadline {
             anyhow::bail!("the data process does not set up the window");
         }

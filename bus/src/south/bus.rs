@@ -106,6 +106,17 @@ impl Bus {
     pub fn over(config: BusConfig, window: Arc<Window>, devices: Vec<Box<dyn Device>>) -> Result<Self, BusError> {
         let layout = Layout::new(window.size()).ok_or(BusError::TooLarge)?;
         let vectors = Self::vectors(&devices);
+        let mut next_vector = 1u32;
+        let devices = devices
+            .into_iter()
+            .map(|device| {
+                let first_vector = next_vector;
+                next_vector = next_vector.saturating_add(device.queues());
+                Slot { device, first_vector, open: false, rings: Vec::new(), attached: Vec::new() }
+            })
+            .collect();
+        let (verbs, events) = control_rings(&window, &layout, 0)?;
+        // Last: with the header the window may be passed to the guest.
         window.write_header(&WindowHeader {
             magic: WINDOW_MAGIC,
             abi_major: ABI_MAJOR,
@@ -119,16 +130,6 @@ impl Bus {
             peer_id: config.peer_id,
             ..WindowHeader::default()
         });
-        let mut next_vector = 1u32;
-        let devices = devices
-            .into_iter()
-            .map(|device| {
-                let first_vector = next_vector;
-                next_vector = next_vector.saturating_add(device.queues());
-                Slot { device, first_vector, open: false, rings: Vec::new(), attached: Vec::new() }
-            })
-            .collect();
-        let (verbs, events) = control_rings(&window, &layout, 0)?;
         Ok(Self {
             window,
             layout,
