@@ -55,18 +55,19 @@ pub fn run(config: &ForwarderConfig) -> Result<()> {
         let (guest, device) =
             (as_configured(guest), DeviceConfig { bridge: Some(config.bridge.clone()), ..Default::default() });
         let mut port = TapPort::attach(&guest, &device)?;
-        port.tap.set_offloads(groups)?;
-        ports.push((port, device.guest_mac(&guest)));
+        // As the shim does: what a kernel does not have is not used on either side.
+        let accepted = port.tap.set_offloads(groups)?;
+        ports.push((port, device.guest_mac(&guest), accepted));
     }
     let mut interfaces = Vec::new();
     let mut threads = Vec::new();
-    for (guest, (mut port, mac)) in config.guests.iter().zip(ports) {
+    for (guest, (mut port, mac, accepted)) in config.guests.iter().zip(ports) {
         enter(&guest.namespace)?;
         let address: Cidr = guest.address.parse().map_err(anyhow::Error::msg)?;
         let mut interface = GuestInterface::open(&guest.interface, false, vec![address], true)?;
         interface.configure(mac, port.mtu)?;
         let mut tap = interface.port()?;
-        tap.set_offloads(groups)?;
+        tap.set_offloads(accepted)?;
         tap.set_carrier(true)?;
         port.tap.set_carrier(true)?;
         interfaces.push(interface);

@@ -17,6 +17,7 @@ use venet::counters::Counters;
 use venet::driver::Driver;
 use venet::frame::Limits;
 use venet::offload::Groups;
+use venet::port::Port;
 use venet::port::tap::Tap;
 use venet::pump::placement::Placement;
 use venet::pump::policy::Policy;
@@ -139,8 +140,12 @@ impl Agent {
         let mut guest = Guest::start(window, &mut vector)?;
         let driver = Driver::open(&mut guest, &mut vector)?;
         self.interface.configure(driver.description.mac, driver.description.mtu)?;
-        let (queue, groups) = driver.link_up(&mut guest, &mut vector, self.config.groups)?;
-        let mut pump = self.pump(connection, &driver, queue, groups)?;
+        // Only what our own kernel can take: what is agreed on, the host may send.
+        let mut port = self.interface.port()?;
+        let possible = port.set_offloads(self.config.groups)?;
+        let (queue, groups) = driver.link_up(&mut guest, &mut vector, possible)?;
+        port.set_offloads(groups)?;
+        let mut pump = self.pump(connection, &driver, port, queue, groups)?;
         (self.seen.connected, self.seen.device) = (true, driver.name.clone());
         self.seen.connections += 1;
         self.seen.offloads = groups.names().into_iter().map(str::to_owned).collect();
@@ -177,6 +182,7 @@ impl Agent {
         &self,
         connection: &Connection,
         driver: &Driver,
+        port: Tap,
         queue: RingPair,
         groups: Groups,
     ) -> Result<Pump<RingPair, Tap>> {
@@ -184,8 +190,6 @@ impl Agent {
             let vector = vectors.get(number as usize).context("the host names a vector that it did not pass")?;
             Ok::<_, anyhow::Error>(vector.try_clone()?)
         };
-        let mut port = self.interface.port()?;
-        venet::port::Port::set_offloads(&mut port, groups)?;
         let config = PumpConfig {
             limits: Limits { mtu: driver.description.mtu, groups },
             policy: self.config.policy,

@@ -148,12 +148,12 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
         if asked.queue_pairs != 1 {
             return Err(Status::InvalidArgument);
         }
-        let groups = self.config.groups & Groups::from_bits(asked.groups);
-        self.start(groups)?;
+        let groups = self.start(self.config.groups & Groups::from_bits(asked.groups))?;
         Ok(LinkUp { groups: groups.bits(), queue_pairs: 1, reserved: 0 })
     }
 
-    fn start(&mut self, groups: Groups) -> Result<(), Status> {
+    /// Starts the pump. Returns those of `groups` that the port accepts: they are in use.
+    fn start(&mut self, groups: Groups) -> Result<Groups, Status> {
         if self.incoming.is_none() || self.outgoing.is_none() {
             // The one that is there stays, for when the other has come.
             return Err(Status::NotReady);
@@ -162,12 +162,10 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
             return Err(Status::NotReady);
         };
         let port = self.port.take().ok_or(Status::HostFailure)?;
-        // Before the pump runs, which may end it at once.
-        self.shared.set_groups(groups.bits());
         match self.spawn(port, [incoming, outgoing], groups) {
-            Ok(running) => {
+            Ok((running, groups)) => {
                 self.running = Some(running);
-                Ok(())
+                Ok(groups)
             }
             Err((port, error)) => {
                 tracing::error!("{}: cannot bring the link up: {error}", self.config.name);
@@ -178,12 +176,13 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
         }
     }
 
-    /// Starts the pump. Gives the port back if that cannot be done.
-    fn spawn(&self, mut port: P, rings: [Attachment; 2], groups: Groups) -> Result<Running<P>, (P, Failure)> {
+    /// As [`Self::start`]. Gives the port back if that cannot be done.
+    fn spawn(&self, mut port: P, rings: [Attachment; 2], groups: Groups) -> Result<(Running<P>, Groups), (P, Failure)> {
         let (stop, queue, config) = match self.prepare(&mut port, rings, groups) {
             Ok(prepared) => prepared,
             Err(error) => return Err((port, error)),
         };
+        let groups = config.limits.groups;
         let mut pump = Pump::try_new(queue, port, config).map_err(|(port, error)| (port, error.into()))?;
         if let Err(error) = pump.watch(&stop).and_then(|()| pump.watch(&self.shared.waker)) {
             return Err((pump.into_port(), error.into()));
@@ -197,12 +196,14 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
             mtu: self.config.mtu,
             events: groups.contains(Groups::LINK_EVENTS),
         };
+        // Before the pump runs, which may end it at once.
+        self.shared.set_groups(groups.bits());
         // What a thread is started with is lost if it does not start, so the worker follows afterwards.
         let (hand_over, handed) = channel::<Worker<P>>();
         let builder = std::thread::Builder::new().name(format!("{:.15}", self.config.name));
         match builder.spawn(move || handed.recv().ok().map(Worker::run)) {
             Ok(thread) => match hand_over.send(worker) {
-                Ok(()) => Ok(Running { stop, thread }),
+                Ok(()) => Ok((Running { stop, thread }, groups)),
                 Err(SendError(worker)) => Err((worker.pump.into_port(), "the pump's thread is gone".into())),
             },
             Err(error) => Err((worker.pump.into_port(), error.into())),
@@ -220,7 +221,7 @@ impl<P: Port + Send + 'static> VenetDevice<P> {
         let incoming = Consumer::new(incoming.ring, to_host, 0)?;
         let outgoing = Producer::new(outgoing.ring, to_guest, 0)?;
         let [doorbell, interrupt] = &self.vectors;
-        port.set_offloads(groups)?;
+        let groups = groups & port.set_offloads(groups)?;
         let config = PumpConfig {
             limits: Limits { mtu: self.config.mtu, groups },
             policy: self.config.policy,

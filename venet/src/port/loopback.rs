@@ -54,8 +54,8 @@ impl Port for Loopback {
         None
     }
 
-    fn set_offloads(&mut self, _groups: Groups) -> io::Result<()> {
-        Ok(())
+    fn set_offloads(&mut self, groups: Groups) -> io::Result<Groups> {
+        Ok(groups)
     }
 
     fn set_carrier(&mut self, _up: bool) -> io::Result<()> {

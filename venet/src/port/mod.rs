@@ -21,8 +21,9 @@ pub trait Port {
     /// What to watch, edge-triggered, for both directions. `None` if the port never makes anybody wait.
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
 
-    /// The groups that frames from this port may make use of from now on.
-    fn set_offloads(&mut self, groups: Groups) -> io::Result<()>;
+    /// The groups that frames from and to this port may make use of from now on. Returns those that the port accepts, which
+    /// may be fewer.
+    fn set_offloads(&mut self, groups: Groups) -> io::Result<Groups>;
 
     /// Shows to the other end of the port whether frames pass.
     fn set_carrier(&mut self, up: bool) -> io::Result<()>;

@@ -120,9 +120,15 @@ impl Port for Tap {
         Some(self.0.as_fd())
     }
 
-    fn set_offloads(&mut self, groups: Groups) -> io::Result<()> {
-        // A kernel before 6.2 knows no USO.
-        self.offloads(groups).or_else(|_| self.offloads(groups.without(Groups::USO)))
+    fn set_offloads(&mut self, groups: Groups) -> io::Result<Groups> {
+        match self.offloads(groups) {
+            // A kernel before 6.2 knows no USO, and says so in this way.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && groups.contains(Groups::USO) => {
+                let groups = groups.without(Groups::USO);
+                self.offloads(groups).map(|()| groups)
+            }
+            other => other.map(|()| groups),
+        }
     }
 
     fn set_carrier(&mut self, up: bool) -> io::Result<()> {

@@ -38,6 +38,8 @@ pub struct Script {
     pub events: Vec<Event>,
     pub carriers: Vec<bool>,
     pub offloads: Vec<Groups>,
+    /// Groups that the port does not accept.
+    pub unknown_offloads: Groups,
     /// The next calls of `set_offloads` fail.
     pub failing_offloads: u32,
     /// Frames that may still pass before the next one has to wait for more; none: as many as come.
@@ -155,7 +157,7 @@ impl Port for ScriptedPort {
         Some(self.kept.as_ref().map_or(self.inner.ready.as_fd(), |file| file.as_fd()))
     }
 
-    fn set_offloads(&mut self, groups: Groups) -> io::Result<()> {
+    fn set_offloads(&mut self, groups: Groups) -> io::Result<Groups> {
         self.kept = self.useless.lock().unwrap().clone();
         let mut script = self.inner.script.lock().unwrap();
         script.offloads.push(groups);
@@ -163,7 +165,7 @@ impl Port for ScriptedPort {
             script.failing_offloads -= 1;
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
         }
-        Ok(())
+        Ok(groups.without(script.unknown_offloads))
     }
 
     fn set_carrier(&mut self, up: bool) -> io::Result<()> {
