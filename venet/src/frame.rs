@@ -19,6 +19,8 @@ use crate::offload::{Groups, NEEDS_CSUM, OffloadHeader, Segmentation};
 pub const FRONT_LENGTH: usize = 256;
 /// Bytes of an Ethernet header.
 pub const ETHERNET_LENGTH: u32 = 14;
+/// Bytes of the longest IP packet. A super-frame is one such packet behind its link header.
+pub const LONGEST_PACKET: u32 = 65535;
 /// Bytes of a VLAN tag.
 pub const TAG_LENGTH: u32 = 4;
 
@@ -44,6 +46,9 @@ pub fn judge(front: &[u8], length: u64, alleged: &OffloadHeader, limits: &Limits
             return Err(DropReason::TooLong);
         }
         return judge_checksum(length, network, alleged, limits);
+    }
+    if length > u64::from(LONGEST_PACKET).saturating_add(network as u64) {
+        return Err(DropReason::TooLong);
     }
     let (segmentation, needed) = alleged.segmentation().ok_or(DropReason::BadOffload)?;
     if !limits.groups.contains(needed) {

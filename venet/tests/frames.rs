@@ -274,6 +274,24 @@ fn segments_are_no_longer_than_frames() {
 }
 
 #[test]
+fn super_frames_are_no_longer_than_a_packet_can_be() {
+    let tagged = |tag| super_frame(TCP4, [ethernet(&[tag], IPV4), ipv4(TCP_PROTOCOL, 0), tcp(5)]);
+    for (link, (front, header)) in
+        [(14, tcp4()), (14, tcp6()), (14, udp4()), (14, udp6()), (18, tagged(0x8100)), (18, tagged(0x88a8))]
+    {
+        let longest = 65_535 + link;
+        assert_eq!(judged(&front, longest, header, &ALL), Ok(header));
+        for length in [longest + 1, longest + 5, 65_558, u64::MAX] {
+            assert_eq!(judged(&front, length, header, &ALL), Err(DropReason::TooLong), "{length} bytes");
+        }
+    }
+    // It does not matter how long frames may be.
+    let (front, header) = tcp4();
+    let jumbo = Limits { mtu: 65_535, groups: Groups::ALL };
+    assert_eq!(judged(&front, 65_550, header, &jumbo), Err(DropReason::TooLong));
+}
+
+#[test]
 fn groups_that_were_not_agreed_on() {
     let cases = [
         ("checksum", udp4(), Groups::CSUM),
@@ -434,6 +452,7 @@ proptest! {
             UDP => Groups::USO,
             other => panic!("accepted type {other}"),
         };
+        prop_assert!(length <= 65_535 + 18);
         prop_assert!(limits.groups.contains(group) && checked.flags == NEEDS_CSUM);
         prop_assert!(checked.gso_type & ECN == 0 || limits.groups.contains(Groups::ECN));
         prop_assert!(checked.gso_size > 0 && u64::from(checked.hdr_len) < length);
