@@ -87,6 +87,8 @@ pub struct DeviceReport {
     pub name: String,
     /// Whether a driver has brought the link up.
     pub linked: bool,
+    /// Whether the guest broke the rules of one of its rings, and has not started over yet.
+    pub quarantined: bool,
     /// Offload groups in use.
     pub groups: u64,
     /// What was counted.

@@ -161,17 +161,20 @@ impl Connection {
 
     /// The guest rang the bus.
     fn serve(&mut self) {
+        let before = self.bus.generation();
         if self.quarantined {
             match self.bus.reset_if_asked() {
                 Ok(true) => self.quarantined = false,
                 _ => return,
             }
         }
-        match self.bus.serve() {
+        let outcome = self.bus.serve();
+        // Not only what `serve` says of a reset: one that ended a quarantine came before it, and an error may follow one.
+        if self.bus.generation() != before {
+            self.store_private_state();
+        }
+        match outcome {
             Ok(served) => {
-                if served.reset {
-                    self.store_private_state();
-                }
                 if served.notify || self.bus.generation() > 0 {
                     let _ = self.interrupt.notify();
                 }
@@ -196,6 +199,7 @@ impl Connection {
         let report = |(name, shared): &(String, Arc<Shared>)| DeviceReport {
             name: name.clone(),
             linked: shared.groups().is_some(),
+            quarantined: shared.quarantined(),
             groups: shared.groups().map_or(0, Groups::bits),
             counters: (&*shared.counters).into(),
         };

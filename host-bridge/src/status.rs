@@ -56,7 +56,8 @@ pub struct DeviceStatus {
     pub mac: String,
     /// Payload of the longest frame in bytes.
     pub mtu: u32,
-    /// `up`: frames pass. `down`: the port is down. `idle`: no driver has brought the link up.
+    /// `up`: frames pass. `down`: the port is down. `idle`: no driver has brought the link up. `quarantined`: the guest broke
+    /// the rules of a ring of this device, and has not started over yet.
     pub link: String,
     /// Offloads in use.
     pub offloads: Vec<String>,
@@ -70,10 +71,11 @@ impl DeviceStatus {
     /// Takes over what the data process said.
     pub fn report(&mut self, report: DeviceReport, port_up: bool) {
         self.counters = report.counters;
-        self.link = match (report.linked, port_up) {
-            (false, _) => "idle",
-            (true, true) => "up",
-            (true, false) => "down",
+        self.link = match (report.quarantined, report.linked, port_up) {
+            (true, ..) => "quarantined",
+            (_, false, _) => "idle",
+            (_, true, true) => "up",
+            (_, true, false) => "down",
         }
         .into();
         if report.linked {
@@ -156,12 +158,13 @@ pub fn table(status: &Status) -> String {
             }
             let _ = writeln!(
                 text,
-                "    wake-ups {}, notifications received {}, waits for the port {}, for the guest {}, dropped by the kernel at the tap {}",
+                "    wake-ups {}, notifications received {}, waits for the port {}, for the guest {}, dropped by the kernel at the tap {}, violations {}",
                 counters.wake_ups,
                 counters.notifications_received,
                 counters.port_full,
                 counters.ring_full,
                 device.tap_dropped,
+                counters.violations,
             );
         }
     }
