@@ -72,10 +72,16 @@ pub fn run(config: &ForwarderConfig) -> Result<()> {
         port.tap.set_carrier(true)?;
         interfaces.push(interface);
         let name = format!("{:.15}", guest.name);
-        threads.push(std::thread::Builder::new().name(name).spawn(move || forward(&tap, &port.tap))?);
+        threads.push(std::thread::Builder::new().name(name).spawn(move || {
+            // One that ends by itself would leave half a forwarder.
+            if let Err(error) = forward(&tap, &port.tap) {
+                tracing::error!("forwarder: {error:#}");
+                std::process::exit(1);
+            }
+        })?);
     }
     for thread in threads {
-        thread.join().map_err(|_| anyhow::anyhow!("a forwarding thread panicked"))??;
+        thread.join().map_err(|_| anyhow::anyhow!("a forwarding thread panicked"))?;
     }
     Ok(())
 }

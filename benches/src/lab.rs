@@ -8,6 +8,7 @@ use crate::veth;
 use anyhow::{Context, Result, bail};
 use guest_shim::guest_interface::Cidr;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::os::unix::fs::FileExt;
@@ -105,7 +106,9 @@ impl Lab {
             ArmKind::Forwarder => lab.start_forwarder()?,
             ArmKind::Veth => lab.connect_veth()?,
         }
-        lab.wait_for_carrier().with_context(|| format!("arm {}", arm.text))?;
+        lab.wait_for_carrier()?;
+        // By now the pumps run where they were told to.
+        lab.processes.iter_mut().for_each(|process| process.cpus_allowed = cpus_allowed(process.pid));
         Ok(lab)
     }
 
@@ -120,15 +123,27 @@ impl Lab {
         let Some(control) = &self.control else { return Ok(None) };
         let mut sum = Notifications::default();
         let daemon = host_bridge::status::ask(control)?;
+        if !self.processes.iter().any(|process| process.pid == daemon.data_process) {
+            bail!("the daemon's data process was replaced");
+        }
         for device in daemon.guests.iter().flat_map(|guest| &guest.devices) {
             sum.sent += device.counters.from_ring.notifications_sent + device.counters.to_ring.notifications_sent;
         }
         for (shim, delivered) in self.shims.iter().zip(&mut sum.delivered) {
-            let counters = guest_shim::status::ask(shim)?.counters;
+            let status = guest_shim::status::ask(shim)?;
+            if !status.connected || status.connections != 1 {
+                bail!("a shim lost its connection");
+            }
+            let counters = status.counters;
             sum.sent += counters.from_ring.notifications_sent + counters.to_ring.notifications_sent;
             *delivered = counters.from_ring.frames;
         }
         Ok(Some(sum))
+    }
+
+    /// An error if a process of the arm has ended.
+    pub fn check(&mut self) -> Result<()> {
+        self.children.iter_mut().try_for_each(Child::check)
     }
 
     /// The daemon, and one shim per guest.
@@ -233,7 +248,7 @@ impl Lab {
     /// Waits a moment; an error if a process of the arm has ended.
     fn nap(&mut self) -> Result<()> {
         std::thread::sleep(Duration::from_millis(5));
-        self.children.iter_mut().try_for_each(Child::check)
+        self.check()
     }
 
     fn wait_for_carrier(&mut self) -> Result<()> {
@@ -250,17 +265,20 @@ impl Lab {
     }
 
     fn add_process(&mut self, role: &str, pid: u32) {
-        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-        // The supervisor's own placement is the scheduler's; that of the pumps is the arm's.
-        let placed = self.arm.placement.to_string();
-        let cpus_allowed = if role.contains("data process") && placed != "none" {
-            placed
-        } else {
-            allowed.unwrap_or("unknown").trim().into()
-        };
+        let cpus_allowed = cpus_allowed(pid);
         self.processes.push(Process { arm: self.arm.text.clone(), role: role.into(), pid, cpus_allowed });
     }
+}
+
+/// Where the threads of a process may run; more than one list if they differ.
+fn cpus_allowed(pid: u32) -> String {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let allowed = |thread: fs::DirEntry| {
+        let status = fs::read_to_string(thread.path().join("status")).ok()?;
+        Some(status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?.trim().to_owned())
+    };
+    let lists: BTreeSet<String> = threads.filter_map(allowed).collect();
+    lists.into_iter().collect::<Vec<_>>().join(" and ")
 }
 
 impl Drop for Lab {

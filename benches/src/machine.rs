@@ -1,7 +1,7 @@
 //! What a result must name: machine, kernel, build and placement.
 
-use crate::lab::{Lab, Process};
-use crate::workload::{GeneratorCpus, Timing};
+use crate::lab::Process;
+use crate::session::Session;
 use serde::Serialize;
 use std::fs;
 
@@ -28,13 +28,16 @@ pub struct Environment {
     pub warm_up_ms: u64,
     /// Length of each measurement, in milliseconds.
     pub measure_ms: u64,
+    /// Rounds; each measured every arm under every workload.
+    pub rounds: usize,
     /// Every process of every arm; the generator's threads are vbus-ab's own.
     pub processes: Vec<Process>,
 }
 
 impl Environment {
     /// Looks at this machine.
-    pub fn of(labs: &[Lab], cpus: GeneratorCpus, timing: Timing) -> Self {
+    pub fn of(session: &Session) -> Self {
+        let Session { labs, cpus, timing, .. } = session;
         let information = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
             let line = information.lines().find(|line| line.starts_with(name))?;
@@ -59,6 +62,7 @@ impl Environment {
             generator_cpu_second_guest: cpus.last,
             warm_up_ms: timing.warm_up.as_millis() as u64,
             measure_ms: timing.measure.as_millis() as u64,
+            rounds: session.rounds(),
             processes: processes.chain([generator]).collect(),
         }
     }

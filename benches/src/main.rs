@@ -28,6 +28,7 @@ use arguments::{Arm, DEFAULT_ARMS, DEFAULT_WORKLOADS, Workload};
 use children::Role;
 use clap::{CommandFactory, Parser, Subcommand};
 use report::Report;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use session::Session;
 use std::fs::File;
 use std::io::{self, Write};
@@ -46,7 +47,7 @@ struct Arguments {
     /// A workload: tcp_rr, tcp_stream, tcp_maerts or udp_stream, with keys size= (bytes) and sessions= [default: all four]
     #[arg(long = "workload", value_name = "NAME[:key=value,...]")]
     workloads: Vec<Workload>,
-    /// Seconds in all; more make the intervals narrower
+    /// Seconds in all, if a round takes no longer; more make the intervals narrower
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(1..=86400))]
     time: u64,
     /// Write the results to a file as JSON, too; - is the standard output instead of the table
@@ -108,11 +109,20 @@ fn compare(arguments: Arguments) -> Result<()> {
     let arms = or_default(arguments.arms, &DEFAULT_ARMS)?;
     let workloads = or_default(arguments.workloads, &DEFAULT_WORKLOADS)?;
     // Before anything else is done, and before the host's directories may be out of sight.
+    for (number, arm) in arms.iter().enumerate() {
+        if arms.iter().take(number).any(|other| other.text == arm.text) {
+            bail!("the arm {0:?} is given twice; to compare it with itself write it as \"{0}:\" once", arm.text);
+        }
+    }
     let mut json = arguments.json.map(Output::create).transpose()?;
     namespaces::enter_own()?;
     let mut random = fastrand::Rng::new();
+    raise_descriptor_limit();
     let mut session = Session::new(&arms, workloads)?;
-    session.run(deadline, &mut random)?;
+    let done = session.run(deadline, &mut random);
+    if session.rounds() == 0 {
+        return done;
+    }
     let report = Report::of(&session, &mut random);
     if !matches!(json, Some(Output::Standard)) {
         io::stdout().write_all(report.table().as_bytes())?;
@@ -121,7 +131,13 @@ fn compare(arguments: Arguments) -> Result<()> {
         let text = serde_json::to_string_pretty(&report)? + "\n";
         output.write(text.as_bytes()).context("cannot write the results as JSON")?;
     }
-    Ok(())
+    done.context("the run was cut short; what is shown is from before")
+}
+
+/// Four descriptors per session may be more than the usual limit. Best effort: beyond the hard limit an error will say so.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 fn or_default<T: std::str::FromStr<Err = String>>(given: Vec<T>, names: &[&str]) -> Result<Vec<T>> {
@@ -142,13 +158,20 @@ impl Output {
         if path.as_os_str() == "-" {
             return Ok(Self::Standard);
         }
-        File::create(&path).map(Self::File).with_context(|| format!("cannot write {}", path.display()))
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .map(Self::File)
+            .with_context(|| format!("cannot write {}", path.display()))
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
             Self::Standard => io::stdout().write_all(bytes),
-            Self::File(file) => file.write_all(bytes),
+            // Not before there is something better to put in its place.
+            Self::File(file) => file.set_len(0).and_then(|()| file.write_all(bytes)),
         }
     }
 }

@@ -4,14 +4,16 @@ use crate::arguments::Workload;
 use crate::machine::Environment;
 use crate::sampling::METRICS;
 use crate::session::Session;
-use crate::statistics::{PairedRatio, median, paired_ratio};
+use crate::statistics::{LEAST_PAIRS, PairedRatio, median, paired_ratio};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// A share that may be next to nothing: its quotient would say nothing.
-const LOST: &str = "lost_ratio";
+/// Shares that may be next to nothing: their quotient would say nothing.
+const WITHOUT_RATIO: [&str; 3] = ["lost_ratio", "socket_lost_ratio", "foreign_cpus"];
+/// More of the machine than this, used by others, makes figures worth little.
+const DISTURBED: f64 = 0.1;
 
 /// The report. Later versions only add to it.
 #[derive(Debug, Serialize)]
@@ -43,12 +45,14 @@ struct Ratio {
     ratio: f64,
     ci95: [f64; 2],
     pairs: usize,
+    /// So few that the interval is none.
+    few_pairs: bool,
 }
 
 impl Report {
     /// Sums a session up.
     pub fn of(session: &Session, random: &mut fastrand::Rng) -> Self {
-        let env = Environment::of(&session.labs, session.cpus, session.timing);
+        let env = Environment::of(session);
         let (mut arms, mut ratios) = (Vec::new(), Vec::new());
         for (workload, results) in session.workloads.iter().zip(&session.results) {
             let series = |arm: usize, metric: &str| -> Vec<Option<f64>> {
@@ -67,7 +71,7 @@ impl Report {
                 let arm = lab.arm.text.clone();
                 arms.push(ArmResult { arm, lab: "namespaces", workload: workload.text.clone(), params, metrics });
                 for (other, floor) in session.labs.iter().enumerate().skip(number + 1) {
-                    for (metric, ..) in METRICS.iter().filter(|(metric, ..)| *metric != LOST) {
+                    for (metric, ..) in METRICS.iter().filter(|(metric, ..)| !WITHOUT_RATIO.contains(metric)) {
                         let found = paired_ratio(&series(number, metric), &series(other, metric), random);
                         let Some(PairedRatio { ratio, ci95, pairs }) = found else { continue };
                         ratios.push(Ratio {
@@ -79,6 +83,7 @@ impl Report {
                             ratio,
                             ci95,
                             pairs,
+                            few_pairs: pairs < LEAST_PAIRS,
                         });
                     }
                 }
@@ -121,6 +126,14 @@ impl Report {
                 process.arm, process.role, process.pid, process.cpus_allowed
             );
         }
+        let foreign = self
+            .arms
+            .iter()
+            .filter_map(|arm| arm.metrics.get("foreign_cpus"))
+            .fold(0.0f64, |most, &cpus| most.max(cpus));
+        if foreign > DISTURBED {
+            let _ = writeln!(text, "other programs used {foreign:.2} CPUs meanwhile: stop them and measure again");
+        }
         text
     }
 
@@ -137,11 +150,11 @@ impl Report {
         }
         let labels = arms.iter().map(|arm| arm.arm.len()).chain(pairs.iter().map(|(a, b)| a.len() + b.len() + 3));
         let width = labels.chain([workload.len()]).max().unwrap_or(0);
-        let rounds = ratios.iter().map(|ratio| ratio.pairs).max().unwrap_or(1);
         let params = arms
             .first()
             .map_or(String::new(), |arm| format!("{} bytes, {} sessions", arm.params["size"], arm.params["sessions"]));
-        let _ = writeln!(text, "\n{workload}: {params}; median of {rounds} rounds, ratios with 95 % confidence");
+        let _ =
+            writeln!(text, "\n{workload}: {params}; median of {} rounds, ratios with 95 % confidence", self.env.rounds);
         let _ = write!(text, "{:<width$}", "");
         for (_, heading, _) in &columns {
             let _ = write!(text, " {heading:>17}");
@@ -161,7 +174,8 @@ impl Report {
                 let found = ratios.iter().find(|ratio| ratio.a == a && ratio.b == b && ratio.metric == *name);
                 let cell = found.map_or("-".into(), |ratio| {
                     let [low, high] = ratio.ci95;
-                    format!("{:.2} ({low:.2}-{high:.2})", ratio.ratio)
+                    let interval = if ratio.few_pairs { "too few".into() } else { format!("{low:.2}-{high:.2}") };
+                    format!("{:.2} ({interval})", ratio.ratio)
                 });
                 let _ = write!(text, " {cell:>17}");
             }

@@ -41,21 +41,35 @@ impl Session {
         Ok(Self { labs, workloads, results, cpus, timing: Timing { warm_up: WARM_UP, measure: MEASURE } })
     }
 
-    /// Measures until `deadline`, at least one round. In each round the arms follow each other in random order.
+    /// Measures until `deadline`, at least one round. In each round the arms follow each other in random order. After an
+    /// error the rounds before it are still there.
     pub fn run(&mut self, deadline: Instant, random: &mut fastrand::Rng) -> Result<()> {
         let progress = progress(deadline.saturating_duration_since(Instant::now()));
         let start = Instant::now();
         let mut longest_round = Duration::ZERO;
+        let processes = self.labs.iter().flat_map(|lab| &lab.processes);
+        let ours: Vec<u32> = processes.map(|process| process.pid).chain([std::process::id()]).collect();
         loop {
             let round = Instant::now();
             for (workload, results) in self.workloads.iter().zip(&mut self.results) {
                 let mut order: Vec<usize> = (0..self.labs.len()).collect();
                 random.shuffle(&mut order);
+                let mut measured = Vec::new();
                 for arm in order {
-                    let (Some(lab), Some(results)) = (self.labs.get(arm), results.get_mut(arm)) else { continue };
+                    let Some(lab) = self.labs.get_mut(arm) else { continue };
                     progress.set_message(format!("{} over {}", workload.text, lab.arm.text));
                     progress.set_position(start.elapsed().as_millis() as u64);
-                    results.push(workload::run(lab, workload, self.timing, self.cpus)?);
+                    let found = workload::run(lab, workload, self.timing, self.cpus, &ours).and_then(|found| {
+                        lab.check()?;
+                        Ok(found)
+                    });
+                    measured.push((arm, found.with_context(|| format!("{} over {}", workload.text, lab.arm.text))?));
+                }
+                // Only whole rounds, so that the pairs belong together whatever happens.
+                for (arm, found) in measured {
+                    if let Some(results) = results.get_mut(arm) {
+                        results.push(found);
+                    }
                 }
             }
             longest_round = longest_round.max(round.elapsed());
@@ -65,6 +79,11 @@ impl Session {
         }
         progress.finish_and_clear();
         Ok(())
+    }
+
+    /// Rounds that every workload went through.
+    pub fn rounds(&self) -> usize {
+        self.results.iter().flatten().map(Vec::len).min().unwrap_or(0)
     }
 }
 

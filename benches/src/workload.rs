@@ -46,8 +46,11 @@ pub struct Counts {
 
 const WARM_UP: u8 = 0;
 const MEASURE: u8 = 1;
-const STOP: u8 = 2;
+const MEASURED: u8 = 2;
+const STOP: u8 = 3;
 
+/// Bytes that a datagram's receiver may leave waiting.
+const RECEIVE_BUFFER: usize = 8 << 20;
 const PORT: u16 = 5201;
 /// How long the sessions may take to connect.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -67,11 +70,12 @@ impl GeneratorCpus {
 }
 
 /// Loads the lab once, and measures.
-pub fn run(lab: &Lab, workload: &Workload, timing: Timing, cpus: GeneratorCpus) -> Result<Measurement> {
+pub fn run(lab: &Lab, workload: &Workload, timing: Timing, cpus: GeneratorCpus, ours: &[u32]) -> Result<Measurement> {
     let load = Load {
         lab,
         workload,
         cpus,
+        ours,
         phase: AtomicU8::new(WARM_UP),
         connected: AtomicUsize::new(0),
         counts: Counts::default(),
@@ -84,6 +88,8 @@ struct Load<'a> {
     lab: &'a Lab,
     workload: &'a Workload,
     cpus: GeneratorCpus,
+    /// The processes of all arms, and our own.
+    ours: &'a [u32],
     phase: AtomicU8,
     connected: AtomicUsize,
     counts: Counts,
@@ -110,7 +116,8 @@ impl Load<'_> {
             let _ = stream.shutdown(Shutdown::Both);
         }
         drop(reports);
-        let mut measurement = result?;
+        // What a thread says is nearer to the cause than what was seen of it here.
+        let mut measurement = result.map_err(|error| all_failures.try_recv().unwrap_or(error))?;
         if self.workload.kind == WorkloadKind::TcpRequestResponse {
             let mut all = Histogram::new_with_max(LONGEST, 3)?;
             // Ends when the last session has ended and dropped its sender.
@@ -159,6 +166,8 @@ impl Load<'_> {
             self.spawn(scope, 1, reports.failures.clone(), move || {
                 let socket = UdpSocket::bind(to)?;
                 socket.set_read_timeout(Some(LOOK))?;
+                // Best effort: what the path delivered is not to be lost again because the receiver had to wait for its CPU.
+                let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
                 ready.send(()).context("nobody waits for the socket")?;
                 self.receive_datagrams(&socket)
             });
@@ -199,15 +208,16 @@ impl Load<'_> {
     fn measure(&self, timing: Timing, failures: &Receiver<anyhow::Error>) -> Result<Measurement> {
         std::thread::sleep(timing.warm_up);
         let sampler = Sampler::new(self.lab);
-        // Relaxed: a session that sees it a moment later loses one round trip.
+        let before = sampler.open(&self.counts)?;
+        // Relaxed: a session that sees it a moment later loses one round trip. What the samples disturb is not recorded.
         self.phase.store(MEASURE, Ordering::Relaxed);
-        let before = sampler.take(&self.counts)?;
         std::thread::sleep(timing.measure);
-        let after = sampler.take(&self.counts)?;
+        self.phase.store(MEASURED, Ordering::Relaxed);
+        let after = sampler.close(&self.counts)?;
         if let Ok(error) = failures.try_recv() {
-            return Err(error.context(format!("{} over {}", self.workload.text, self.lab.arm.text)));
+            return Err(error);
         }
-        Ok(Measurement::between(self.workload.kind, &before, &after))
+        Measurement::between(self.workload, &before, &after, self.ours)
     }
 
     fn wait_until_connected(&self, threads: usize) -> Result<()> {
@@ -258,9 +268,9 @@ impl Load<'_> {
             if !self.go_on(done)? {
                 break;
             }
+            self.counts.transactions.fetch_add(1, Ordering::Relaxed);
             if self.phase() == MEASURE {
                 round_trips.saturating_record(start.elapsed().as_nanos() as u64);
-                self.counts.transactions.fetch_add(1, Ordering::Relaxed);
             }
         }
         let _ = histograms.send(round_trips);

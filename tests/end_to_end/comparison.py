@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import tempfile
@@ -98,12 +99,39 @@ def arms_and_workloads_take_keys(lab):
 
 
 @test
+def process_that_dies_meanwhile_ends_the_run(lab):
+    """Not silently: a data process that was replaced would cost nothing in the figures."""
+    file = lab.path("result.json")
+    command = [lab.binary("vbus-ab"), "--time", "20", "--arm", "venet", "--workload", "tcp_rr", "--json", file]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(3)
+    victims = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", encoding="utf-8") as opened:
+                words = opened.read().split("\0")
+        except OSError:
+            continue
+        if "data-process" in words:
+            victims.append(int(pid))
+    check(len(victims) == 1, f"one data process: {victims}")
+    os.kill(victims[0], signal.SIGKILL)
+    said, complaint = running.communicate(timeout=30)
+    check(running.returncode == 1, f"exit status {running.returncode}: {said}{complaint}")
+    check("cut short" in complaint and "tcp_rr over venet" in complaint, f"what it says: {complaint}")
+    with open(file, encoding="utf-8") as opened:
+        found = json.load(opened)
+    check(found["env"]["rounds"] >= 1 and "tcp_rr" in said, "the rounds before are shown")
+
+
+@test
 def wrong_arguments_are_named(lab):
     for arguments, word in (
         (["--arm", "vnet"], '"vnet"'),
         (["--arm", "venet:cpu=0"], '"cpu"'),
         (["--workload", "tcp_rr:size=0"], "size must be"),
         (["--time", "0"], "--time"),
+        (["--arm", "veth", "--arm", "veth"], "given twice"),
         (["--json", "/nonexistent/file"], "/nonexistent/file"),
     ):
         done = compare(lab, *arguments)
