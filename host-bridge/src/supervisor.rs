@@ -262,6 +262,8 @@ impl Supervisor {
     fn status(&mut self) -> Result<Status> {
         let dropped = kernel_drops();
         let mut guests: Vec<GuestStatus> = self.guests.iter().map(|guest| guest.status(&dropped)).collect();
+        // What came too late for an earlier request is no answer to this one.
+        while let Ok(Some(_)) = channel::receive::<Answer>(&self.data.socket) {}
         channel::send(self.data.socket.as_fd(), &Order::Status, &[])?;
         let deadline = Instant::now() + Duration::from_secs(1);
         loop {

@@ -68,6 +68,16 @@ def port_that_is_down_before_the_guest_comes(lab):
 
 
 @test
+def offloads_that_lack_what_they_need_are_left_out(lab):
+    """A TAP refuses ECN without TSO; the link comes up without it."""
+    lab.start_daemon()
+    for guest in ADDRESS:
+        lab.start_shim(guest, "--offloads", "csum,ecn")
+        check(sorted(lab.device(guest)["offloads"]) == ["csum", "link"], f"{guest}: {lab.device(guest)['offloads']}")
+    lab.wait_for_traffic()
+
+
+@test
 def offloads_in_use_are_shown_at_both_ends(lab):
     lab.start_daemon()
     wanted = {"g1": ["csum", "tso4", "link"], "g2": ["link"]}

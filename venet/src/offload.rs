@@ -47,7 +47,11 @@ impl Groups {
     /// The known ones of some bits, without those whose precondition is missing.
     pub const fn from_bits(bits: u64) -> Self {
         let known = bits & Self::ALL.0;
-        if known & Self::CSUM.0 == 0 { Self(known & Self::LINK_EVENTS.0) } else { Self(known) }
+        if known & Self::CSUM.0 == 0 {
+            return Self(known & Self::LINK_EVENTS.0);
+        }
+        // Of TCP super-frames only; a TAP refuses it without them.
+        if known & (Self::TSO4.0 | Self::TSO6.0) == 0 { Self(known & !Self::ECN.0) } else { Self(known) }
     }
 
     /// As bits.

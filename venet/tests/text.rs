@@ -91,6 +91,7 @@ fn offload_groups() {
         ("csum", set(&[Groups::CSUM])),
         ("csum,tso4", set(&[Groups::CSUM, Groups::TSO4])),
         ("csum+tso6+uso", set(&[Groups::CSUM, Groups::TSO6, Groups::USO])),
+        ("csum,ecn", set(&[Groups::CSUM])),
         ("ecn,tso4,csum", set(&[Groups::CSUM, Groups::TSO4, Groups::ECN])),
         ("csum,tso4,tso6,uso,ecn,link", Groups::ALL),
         ("csum,csum,none", set(&[Groups::CSUM])),
