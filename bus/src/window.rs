@@ -118,13 +118,14 @@ impl Window {
     /// Maps a window whose header means nothing yet. For a process of the host that was handed it.
     pub fn adopt(file: OwnedFd) -> Result<Self, WindowError> {
         let fail = |errno: rustix::io::Errno| WindowError::System { action: "open", size: 0, source: errno.into() };
-        let stat = rustix::fs::fstat(&file).map_err(fail)?;
-        let size = u64::try_from(stat.st_size).unwrap_or(0);
-        check_size(size)?;
+        // The seals first: a size that was read before them may be another one by now.
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(fail)?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(WindowError::NotSealed);
         }
+        let stat = rustix::fs::fstat(&file).map_err(fail)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        check_size(size)?;
         Self::map(file, size)
     }
 
@@ -241,7 +242,8 @@ pub struct WindowRing {
     words: NonNull<u8>,
 }
 
-// SAFETY: `words` points into the mapping that `window` keeps alive, and is only used for atomic accesses.
+// SAFETY: `words` points into the mapping that `window` keeps alive, and is only used for atomic accesses. It outlives the
+// guard that it came from, which keeps nothing mapped by itself with vm-memory's mmap backend, the only one in use.
 unsafe impl Send for WindowRing {}
 // SAFETY: as above; all accesses through `&self` are atomic or copies that tolerate concurrent writers.
 unsafe impl Sync for WindowRing {}
@@ -281,7 +283,8 @@ impl WindowRing {
 
     /// Zeroes indices and arm words. For the host, during a reset.
     pub fn clear(&self) {
-        // Relaxed: the new host generation is published with Release after this.
+        // Relaxed: what tells the guest of the ring is published with Release after this: the new host generation for the
+        // control rings, the reply to DEVSHM for those of a device.
         self.store(Word::Produced, 0, Ordering::Relaxed);
         self.store(Word::Consumed, 0, Ordering::Relaxed);
         self.store(Word::WakeAt, crate::abi::NOT_ARMED, Ordering::Relaxed);

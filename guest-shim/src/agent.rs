@@ -3,7 +3,7 @@
 use crate::guest_interface::{Cidr, GuestInterface, enter};
 use crate::status::{self, Status};
 use crate::vector_wait::VectorWait;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -211,6 +211,9 @@ impl Agent {
     }
 
     fn set_link(&mut self, up: bool) -> Result<()> {
+        if self.seen.link == up {
+            return Ok(());
+        }
         self.seen.link = up;
         tracing::info!("{}: link {}", self.config.interface, if up { "up" } else { "down" });
         self.interface.set_carrier(up)
@@ -240,8 +243,15 @@ struct StatusSocket(UnixListener, PathBuf);
 
 impl StatusSocket {
     fn bind(path: &std::path::Path) -> Result<Self> {
-        if std::os::unix::net::UnixStream::connect(path).is_err() {
-            let _ = std::fs::remove_file(path);
+        use std::os::unix::fs::FileTypeExt;
+        let stale = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if let Ok(found) = std::fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                bail!("{} exists and is no socket; remove it or choose another path", path.display());
+            }
+            if std::os::unix::net::UnixStream::connect(path).is_err_and(|error| stale(&error)) {
+                std::fs::remove_file(path).with_context(|| format!("cannot remove the stale {}", path.display()))?;
+            }
         }
         let listener = UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
         listener.set_nonblocking(true)?;

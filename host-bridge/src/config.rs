@@ -192,6 +192,10 @@ impl Config {
                     return wrong(Some(device), "a ring has at most 67108864 bytes".into());
                 }
             }
+            let rings = guest.devices.iter().flat_map(|device| [device.ring; 2]).collect::<Vec<_>>();
+            if vbus::layout::Layout::window_size(&rings) > vbus::window::LARGEST_WINDOW {
+                return wrong(None, "its rings together do not fit a window; make them smaller".into());
+            }
         }
         Ok(())
     }

@@ -16,6 +16,7 @@ pub(crate) struct DataProcessHandle {
     /// Orders and answers; its end is the end of the data process.
     pub(crate) socket: OwnedFd,
     child: Child,
+    started: Instant,
 }
 
 impl DataProcessHandle {
@@ -32,7 +33,12 @@ impl DataProcessHandle {
             .stdout(std::process::Stdio::null())
             .spawn()
             .context("cannot start this program again as data process")?;
-        Ok(Self { socket: ours, child })
+        Ok(Self { socket: ours, child, started: Instant::now() })
+    }
+
+    /// Whether it gave up right after its start, by itself: its successor would as well.
+    pub(crate) fn gave_up(&self, status: ExitStatus) -> bool {
+        status.code().is_some() && self.started.elapsed() < Duration::from_secs(1)
     }
 
     /// Its process number.
@@ -40,20 +46,21 @@ impl DataProcessHandle {
         self.child.id()
     }
 
-    /// Sends an order that a data process which just ended no longer needs: its successor starts with no guest.
-    pub(crate) fn tell(&self, order: &Order) {
-        if let Err(error) = channel::send(self.socket.as_fd(), order, &[]) {
-            tracing::debug!("the data process cannot be told: {error}");
+    /// Sends an order that a data process which just ended no longer needs: its successor starts with no guest. One that
+    /// lives and does not read would go on without the order, and serve a guest that is gone: it is killed.
+    pub(crate) fn tell(&mut self, order: &Order) {
+        match channel::send(self.socket.as_fd(), order, &[]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                tracing::error!("the data process does not read its orders and is killed");
+                let _ = self.child.kill();
+            }
+            Err(error) => tracing::debug!("the data process cannot be told: {error}"),
+            Ok(()) => {}
         }
     }
 
-    /// Takes notice of its end.
-    pub(crate) fn wait(&mut self) -> Result<ExitStatus> {
-        Ok(self.child.wait()?)
-    }
-
     /// Asks it to end, and makes it end if it does not.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn end(&mut self) -> Result<ExitStatus> {
         // The end of the socket ends the data process, and with it the last descriptors of the TAPs.
         if let Ok(replacement) = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
             self.socket = replacement;
@@ -62,7 +69,7 @@ impl DataProcessHandle {
             tracing::error!("the data process does not end by itself and is killed");
             let _ = self.child.kill();
         }
-        let _ = self.child.wait();
+        Ok(self.child.wait()?)
     }
 
     /// Waits for its end; `false` if it did not come.

@@ -33,12 +33,27 @@ fn become_user(user: &str) -> Result<bool> {
     let entry = entry.with_context(|| format!("there is no user {user:?}; name another one in the configuration"))?;
     let (uid, gid) = (entry.pw_uid, entry.pw_gid);
     // SAFETY: plain system calls; the process has one thread.
-    let done = unsafe { libc::setgroups(0, core::ptr::null()) == 0 } & unsafe { libc::setresgid(gid, gid, gid) == 0 };
+    let groups = check(unsafe { libc::setgroups(0, core::ptr::null()) });
     // SAFETY: as above.
-    let done = done & unsafe { libc::setresuid(uid, uid, uid) == 0 };
-    let error = std::io::Error::last_os_error();
-    if !done && error.raw_os_error() != Some(libc::EINVAL) && error.raw_os_error() != Some(libc::EPERM) {
-        return Err(error).with_context(|| format!("cannot become user {user:?}"));
+    let group = check(unsafe { libc::setresgid(gid, gid, gid) });
+    // SAFETY: as above.
+    let done = groups.and(group).and_then(|()| check(unsafe { libc::setresuid(uid, uid, uid) }));
+    match done {
+        Ok(()) => Ok(true),
+        Err(_) if is_the_only_user() => Ok(false),
+        Err(error) => {
+            Err(error).with_context(|| format!("cannot become user {user:?}; it needs CAP_SETUID and CAP_SETGID"))
+        }
     }
-    Ok(done)
+}
+
+/// Whether this user namespace has no user but the one that we are.
+fn is_the_only_user() -> bool {
+    let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let counts = map.lines().map(|line| line.split_whitespace().nth(2).and_then(|count| count.parse::<u64>().ok()));
+    counts.map(|count| count.unwrap_or(u64::MAX)).fold(0, u64::saturating_add) == 1
+}
+
+fn check(result: libc::c_int) -> std::io::Result<()> {
+    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }

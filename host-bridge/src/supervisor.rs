@@ -189,7 +189,11 @@ impl Supervisor {
                 guest.connection = Some(connected);
                 tracing::info!("{name}: connected, user {}", uid.map_or("unknown".into(), |uid| uid.to_string()));
             }
-            Err(error) => tracing::error!("{name}: cannot serve the connection: {error:#}"),
+            Err(error) => {
+                // The data process may have it already; then it must not keep it.
+                self.data.tell(&Order::Disconnect { peer_id });
+                tracing::error!("{name}: cannot serve the connection: {error:#}");
+            }
         }
         Ok(())
     }
@@ -208,15 +212,22 @@ impl Supervisor {
 
     /// Outside of a status request the data process says nothing: this is its end.
     fn data_process_spoke(&mut self) -> Result<()> {
-        if let Ok(Some(_)) = channel::receive::<Answer>(&self.data.socket) {
-            return Ok(());
+        match channel::receive::<Answer>(&self.data.socket) {
+            Ok(Some(_)) => return Ok(()),
+            // A status request has read meanwhile what was announced.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Ok(None) => {}
+            Err(error) => tracing::error!("the data process cannot be understood: {error}"),
         }
-        let status = self.data.wait()?;
+        epoll::delete(&self.epoll, &self.data.socket)?;
+        let status = self.data.end()?;
+        if self.data.gave_up(status) {
+            anyhow::bail!("the data process ended as soon as it had started; what it said is above");
+        }
         tracing::error!("the data process ended ({status}); all guests are disconnected, and a new one starts");
         for guest in &mut self.guests {
             guest.connection = None;
         }
-        epoll::delete(&self.epoll, &self.data.socket)?;
         self.data = DataProcessHandle::spawn(&self.reexecute, &self.user)?;
         self.watch(self.data.socket.as_fd(), DATA_PROCESS)
     }
@@ -303,7 +314,9 @@ impl Drop for Supervisor {
         for guest in &mut self.guests {
             guest.connection = None;
         }
-        self.data.end();
+        if let Err(error) = self.data.end() {
+            tracing::error!("cannot see the data process end: {error}");
+        }
         tracing::info!("ended; {} guests were configured", self.config.guests.len());
     }
 }

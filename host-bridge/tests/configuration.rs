@@ -147,6 +147,23 @@ fn wrong_device(change: impl FnOnce(&mut DeviceConfig)) -> String {
 }
 
 #[test]
+fn rings_that_do_not_fit_a_window_together_are_refused() {
+    let message = wrong(|config| {
+        let device = config.guests[0].devices[0].clone();
+        // 8 × 2 × 64 MiB are the largest window, and its header comes on top.
+        config.guests[0].devices = (0..8)
+            .map(|number| DeviceConfig {
+                name: format!("d{number}"),
+                tap: Some(format!("tap{number}")),
+                ring: 1 << 26,
+                ..device.clone()
+            })
+            .collect();
+    });
+    assert_eq!(message, "guest g1: its rings together do not fit a window; make them smaller");
+}
+
+#[test]
 fn what_cannot_work_is_refused_with_guest_device_and_reason() {
     let second = |config: &mut Config| {
         let mut guest = config.guests[0].clone();

@@ -132,6 +132,14 @@ def data_process_has_no_privileges(lab):
 
 
 @test
+def data_process_that_cannot_give_up_root_is_an_error(lab):
+    """CAP_NET_ADMIN alone is enough for the supervisor, but not for becoming another user."""
+    daemon = lab.start("host-bridge", "setpriv", "--inh-caps=-all", "--bounding-set=-all,+net_admin", *single(lab))
+    check(daemon.wait(10) not in (0, None), "it fails")
+    check("cannot become user" in daemon.text() and "CAP_SETUID" in daemon.text(), f"it says why: {daemon.text()}")
+
+
+@test
 def spanning_tree_is_warned_of(lab):
     # In hundredths of a second: 4 s of listening and 4 s of learning.
     lab.ip(None, "link", "set", BRIDGE, "type", "bridge", "stp_state", "1", "forward_delay", "400")

@@ -1,5 +1,6 @@
 """The first words of a connection, by a scripted guest and a scripted host. Layout: bus/src/connector/local.rs."""
 
+import os
 import socket
 import struct
 
@@ -16,8 +17,9 @@ LATER = (2, 3)
 
 def connect(lab):
     guest = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    guest.settimeout(5)
+    # With a time limit it would not wait for its turn.
     guest.connect(lab.socket_path("g1"))
+    guest.settimeout(5)
     return guest
 
 
@@ -56,6 +58,29 @@ def shim_refuses_a_daemon_of_another_abi(lab):
     check(names_both(shim.text()), f"both versions are named: {shim.text()}")
     check(len(shim.text().splitlines()) == 1, f"one line says why: {shim.text()}")
     check(lab.link("g1", "venet0") is None, "the interface is gone")
+
+
+@test
+def guests_that_leave_at_once_leave_nothing(lab):
+    """A hello, and gone before the answer: nothing of it stays in the data process."""
+    daemon = lab.start_daemon()
+    lab.start_shim("g2")
+    data_process = lab.status()["data_process"]
+
+    def descriptors():
+        return len(os.listdir(f"/proc/{data_process}/fd"))
+
+    def leave(times):
+        for _ in range(times):
+            with connect(lab) as guest:
+                guest.send(CLIENT.pack(MAGIC, *OURS, 0))
+    leave(3)
+    until(lambda: not lab.status()["guests"][0]["connected"], 5, "the last one is gone")
+    before = descriptors()
+    leave(50)
+    until(lambda: descriptors() <= before, 5, f"as many descriptors as before, {before}")
+    lab.start_shim("g1")
+    check(daemon.process.poll() is None, "the daemon is not disturbed")
 
 
 @test

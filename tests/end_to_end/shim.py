@@ -68,6 +68,18 @@ def port_that_is_down_before_the_guest_comes(lab):
 
 
 @test
+def status_path_that_is_no_socket_is_left_alone(lab):
+    path = lab.path("precious")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("precious")
+    command = [lab.binary("guest-shim"), "run", "--connect", lab.socket_path("g1"), "--netns", "g1", "--status", path]
+    shim = lab.start("guest-shim", *command)
+    check(shim.wait(5) not in (0, None) and "no socket" in shim.text(), f"it is refused: {shim.text()}")
+    with open(path, encoding="utf-8") as file:
+        check(file.read() == "precious", "the file is still there")
+
+
+@test
 def offloads_that_lack_what_they_need_are_left_out(lab):
     """A TAP refuses ECN without TSO; the link comes up without it."""
     lab.start_daemon()

@@ -186,9 +186,11 @@ impl Bus {
         self.last_reply = (0, Vec::new());
         let (verbs, events) = control_rings(&self.window, &self.layout, wanted as u32)?;
         (self.verbs, self.events) = (verbs, events);
-        // The arm words were cleared; arming comes before the generation is visible, so no verb can slip through.
-        self.verbs.arm()?;
+        // The arm words were cleared; arming comes before the generation is visible, so no verb can slip through. The
+        // generation is visible even if arming fails: the guest must be able to ask for the next one.
+        let armed = self.verbs.arm();
         self.window.set_host_generation(wanted);
+        armed?;
         Ok(true)
     }
 

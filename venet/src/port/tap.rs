@@ -154,6 +154,8 @@ const EMPTY: libc::iovec = libc::iovec { iov_base: core::ptr::null_mut(), iov_le
 
 fn fill(vectors: &mut [libc::iovec; 3], mut count: usize, pieces: &Pieces<'_>) -> libc::c_int {
     for piece in pieces.iter().flatten() {
+        // The guard ends here and the pointer does not: with vm-memory's mmap backend, the only one in use, the mapping lives
+        // as long as what `pieces` borrows.
         if let Some(vector) = vectors.get_mut(count) {
             *vector = libc::iovec { iov_base: piece.ptr_guard_mut().as_ptr().cast(), iov_len: piece.len() };
             count += 1;
