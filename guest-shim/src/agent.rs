@@ -1,5 +1,13 @@
 //! The life of the shim: wait for a daemon, connect, move frames, and start over when the daemon is gone.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use crate::guest_interface::{Cidr, GuestInterface, enter};
 use crate::status::{self, Status};
 use crate::vector_wait::VectorWait;
@@ -147,7 +155,7 @@ impl Agent {
         port.set_offloads(groups)?;
         let mut pump = self.pump(connection, &driver, port, queue, groups)?;
         (self.seen.connected, self.seen.device) = (true, driver.name.clone());
-        self.seen.connections += 1;
+        self.seen.connections = self.seen.connections.wrapping_add(1);
         self.seen.offloads = groups.names().into_iter().map(str::to_owned).collect();
         self.complaint = None;
         tracing::info!("{}: connected to {}, offloads {groups}", self.config.interface, driver.name);

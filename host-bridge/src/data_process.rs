@@ -1,5 +1,13 @@
 //! The process that moves frames: no capability, no root, and only the descriptors that the supervisor passes.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use crate::channel::{self, Answer, DeviceReport, DeviceSpec, Order};
 use crate::privileges;
 use anyhow::{Context, Result, bail};
@@ -132,13 +140,15 @@ impl Connection {
         let mut next = || descriptors.next().context("the supervisor passed too few descriptors");
         let window = Arc::new(Window::adopt(next()?)?);
         let (private, _) = PrivateState::open(next()?)?;
-        let vectors = specs.len() + 1;
+        let vectors = specs.len().saturating_add(1);
         let doorbells = (0..vectors).map(|_| next().map(Vector::from)).collect::<Result<Vec<_>>>()?;
         let interrupts = (0..vectors).map(|_| next().map(Vector::from)).collect::<Result<Vec<_>>>()?;
         let mut devices: Vec<Box<dyn Device>> = Vec::new();
         let mut shared = Vec::new();
         for (number, spec) in specs.iter().enumerate() {
-            let (Some(doorbell), Some(interrupt)) = (doorbells.get(number + 1), interrupts.get(number + 1)) else {
+            let (Some(doorbell), Some(interrupt)) =
+                (doorbells.get(number.saturating_add(1)), interrupts.get(number.saturating_add(1)))
+            else {
                 bail!("the supervisor passed too few vectors");
             };
             let parts = Parts {
@@ -182,7 +192,7 @@ impl Connection {
             Err(error) => {
                 self.bus.close_devices();
                 self.quarantined = true;
-                self.quarantines += 1;
+                self.quarantines = self.quarantines.wrapping_add(1);
                 tracing::warn!("{}: quarantined until it resets: {error}", self.guest);
             }
         }

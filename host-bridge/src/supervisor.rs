@@ -1,5 +1,13 @@
 //! The process that keeps the privileges: makes ports, accepts guests, and hands everything to the data process.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use crate::channel::{self, Answer, DeviceSpec, Order};
 use crate::config::{Class, Config, GuestConfig};
 use crate::data_process_handle::DataProcessHandle;
@@ -101,7 +109,7 @@ impl Supervisor {
         supervisor.watch(supervisor.control.socket().as_fd(), CONTROL)?;
         supervisor.watch(supervisor.links.as_fd(), LINKS)?;
         for (number, guest) in supervisor.guests.iter().enumerate() {
-            supervisor.watch(guest.listener.socket().as_fd(), LISTENERS + number as u64)?;
+            supervisor.watch(guest.listener.socket().as_fd(), LISTENERS.wrapping_add(number as u64))?;
             tracing::info!("{}: waiting at {}", guest.config.name, guest.config.socket.display());
         }
         Ok(supervisor)
@@ -127,8 +135,8 @@ impl Supervisor {
                     CONTROL => self.tell_status(),
                     LINKS => self.look_at_links()?,
                     token if token >= GREETINGS => self.greet(token)?,
-                    token if token >= CONNECTIONS => self.lose(token - CONNECTIONS)?,
-                    token => self.accept((token - LISTENERS) as usize)?,
+                    token if token >= CONNECTIONS => self.lose(token.wrapping_sub(CONNECTIONS))?,
+                    token => self.accept(token.wrapping_sub(LISTENERS) as usize)?,
                 }
             }
         }
@@ -140,8 +148,8 @@ impl Supervisor {
                 local::refuse(socket.as_fd(), "too many connections wait for their handshake");
                 continue;
             }
-            let token = GREETINGS + self.next_number;
-            self.next_number += 1;
+            let token = GREETINGS.wrapping_add(self.next_number);
+            self.next_number = self.next_number.wrapping_add(1);
             self.watch(socket.as_fd(), token)?;
             self.greetings.insert(token, (guest, socket));
         }
@@ -177,15 +185,15 @@ impl Supervisor {
 
     fn connect(&mut self, number: usize, socket: OwnedFd) -> Result<()> {
         let peer_id = self.next_number;
-        self.next_number += 1;
+        self.next_number = self.next_number.wrapping_add(1);
         let Some(guest) = self.guests.get_mut(number) else { return Ok(()) };
         let name = guest.config.name.clone();
         let uid = rustix::net::sockopt::socket_peercred(&socket).map(|credentials| credentials.uid.as_raw());
         match guest.hand_over(peer_id, socket, &self.data) {
             Ok(connected) => {
-                let token = EventData::new_u64(CONNECTIONS + peer_id);
+                let token = EventData::new_u64(CONNECTIONS.wrapping_add(peer_id));
                 epoll::add(&self.epoll, &connected.socket, token, EventFlags::IN | EventFlags::RDHUP)?;
-                guest.connections += 1;
+                guest.connections = guest.connections.wrapping_add(1);
                 guest.connection = Some(connected);
                 tracing::info!("{name}: connected, user {}", uid.map_or("unknown".into(), |uid| uid.to_string()));
             }
@@ -276,7 +284,8 @@ impl Supervisor {
         // What came too late for an earlier request is no answer to this one.
         while let Ok(Some(_)) = channel::receive::<Answer>(&self.data.socket) {}
         channel::send(self.data.socket.as_fd(), &Order::Status, &[])?;
-        let deadline = Instant::now() + Duration::from_secs(1);
+        let asked = Instant::now();
+        let patience = Duration::from_secs(1);
         loop {
             match channel::receive(&self.data.socket) {
                 Ok(Some((Answer::Connection { peer_id, resets, quarantines, devices }, _))) => {
@@ -294,7 +303,7 @@ impl Supervisor {
                 }
                 Ok(Some((Answer::StatusEnd, _))) => break,
                 Ok(None) => break,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && asked.elapsed() < patience => {
                     std::thread::sleep(Duration::from_micros(200));
                 }
                 Err(error) => return Err(error).context("the data process does not answer"),
@@ -409,9 +418,9 @@ fn ended(socket: BorrowedFd<'_>) -> bool {
 }
 
 fn wait_for_header(window: &Window) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(1);
+    let (start, patience) = (Instant::now(), Duration::from_secs(1));
     while !window.has_header() {
-        if Instant::now() > deadline {
+        if start.elapsed() > patience {
             anyhow::bail!("the data process does not set up the window");
         }
         std::thread::sleep(Duration::from_micros(100));

@@ -1,5 +1,13 @@
 //! A port that sends every frame back: for measuring rings and pump without a kernel behind them, and for tests.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use super::Port;
 use crate::offload::{Groups, HEADER_LENGTH};
 use crate::queue::Pieces;
@@ -41,7 +49,7 @@ impl Port for Loopback {
         frame.extend_from_slice(front);
         for piece in rest.into_iter().flatten() {
             let start = frame.len();
-            frame.resize(start + piece.len(), 0);
+            frame.resize(start.saturating_add(piece.len()), 0);
             if let Some(target) = frame.get_mut(start..) {
                 piece.copy_to(target);
             }

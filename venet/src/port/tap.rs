@@ -2,6 +2,14 @@
 //!
 //! Source: the kernel's `drivers/net/tun.c` and `Documentation/networking/tuntap.rst`.
 
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 use super::Port;
 use crate::offload::{Groups, HEADER_LENGTH};
 use crate::queue::Pieces;
@@ -57,11 +65,11 @@ impl Tap {
 
     /// Throws away what the kernel has queued; returns how many frames.
     pub fn discard_queued(&mut self) -> u64 {
-        let mut count = 0;
+        let mut count = 0u64;
         let mut nothing = [0; 64];
         // Bounded by twice the longest transmit queue that anybody sets.
         while count < 20_000 && rustix::io::read(&self.0, &mut nothing).is_ok() {
-            count += 1;
+            count = count.saturating_add(1);
         }
         count
     }
@@ -158,7 +166,7 @@ fn fill(vectors: &mut [libc::iovec; 3], mut count: usize, pieces: &Pieces<'_>) -
         // as long as what `pieces` borrows.
         if let Some(vector) = vectors.get_mut(count) {
             *vector = libc::iovec { iov_base: piece.ptr_guard_mut().as_ptr().cast(), iov_len: piece.len() };
-            count += 1;
+            count = count.saturating_add(1);
         }
     }
     count as libc::c_int
