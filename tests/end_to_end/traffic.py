@@ -62,7 +62,7 @@ def stream_over_ipv6_uses_segmentation_offload(lab):
 
 def no_super_frames(lab, guests):
     offloads = tuple("none" if guest in guests else "all" for guest in ADDRESS)
-    grown = stream_with(lab, 256 * MIB, offloads)
+    grown = stream_with(lab, GIB, offloads)
     for guest in guests:
         check("csum" not in lab.device(guest)["offloads"], f"{guest} agreed on an offload that it did not ask for")
         for direction in ("from_ring", "to_ring"):
