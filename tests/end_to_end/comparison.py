@@ -140,6 +140,25 @@ def wrong_arguments_are_named(lab):
 
 
 @test
+def arm_can_be_compared_with_itself(lab):
+    found = results(lab, "--time", "2", "--arm", "venet", "--arm", "venet:", "--workload", "tcp_rr")
+    check({(ratio["a"], ratio["b"]) for ratio in found["ratios"]} == {("venet", "venet:")}, "one pair")
+
+
+@test
+def programs_print_their_manual_pages_and_completions(lab):
+    for program in ("host-bridge", "guest-shim", "vbus-ab"):
+        page = output(lab.binary(program), "man")
+        check(page.startswith(".") and program in page.replace("\\-", "-"), f"{program}: a manual page")
+        script = output(lab.binary(program), "completions", "bash")
+        check(any(line.startswith("complete ") and line.endswith(f" {program}")
+                  for line in map(str.strip, script.splitlines())), f"{program}: completions")
+        # And bash takes it.
+        output("bash", "-n", "-c", script)
+        check("Examples:" in output(lab.binary(program), "--help"), f"{program}: help with examples")
+
+
+@test
 def user_namespaces_that_are_off_are_explained(lab):
     inside = f"echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --inh-caps=-all --bounding-set=-all {lab.binary('vbus-ab')}"
     done = subprocess.run(["unshare", "--user", "--map-root-user", "sh", "-c", inside],
