@@ -3,14 +3,6 @@
 //! `docs/wire.md` describes the same layout for people who write a driver; the assertions below each structure keep
 //! both in step. All integers are little-endian. Every position is an offset from the start of the window in bytes.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use core::mem::{offset_of, size_of};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

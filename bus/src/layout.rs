@@ -1,14 +1,6 @@
 //! Where things lie in a window: the host hands out space front to back, and takes none of it back. A ring keeps its place
 //! for as long as the window lives, also over a reset.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::{CACHE_LINE, RING_WORDS_LENGTH, RingLocation, WindowHeader};
 use core::mem::size_of;
 

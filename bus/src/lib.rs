@@ -14,6 +14,15 @@
 //! | how do both find each other? | [`connector`] |
 //! | what survives a restart of the host process? | [`private_state`] |
 
+// What a peer wrote passes through nearly every module, so these hold in all of them.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 pub mod abi;
 pub mod connector;
 pub mod layout;

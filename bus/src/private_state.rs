@@ -63,9 +63,9 @@ impl PrivateState {
         if body.len() as u64 > SLOT_LENGTH - SLOT_HEADER_LENGTH {
             return Err(io::Error::other("the private state does not fit its slot"));
         }
-        let count = self.count + 1;
-        let slot = (count % 2) * SLOT_LENGTH;
-        self.file.write_all_at(&body, slot + SLOT_HEADER_LENGTH)?;
+        let count = self.count.wrapping_add(1);
+        let slot = (count % 2).wrapping_mul(SLOT_LENGTH);
+        self.file.write_all_at(&body, slot.wrapping_add(SLOT_HEADER_LENGTH))?;
         let mut header = Vec::with_capacity(SLOT_HEADER_LENGTH as usize);
         header.extend_from_slice(&count.to_le_bytes());
         header.extend_from_slice(&(body.len() as u64).to_le_bytes());
@@ -86,10 +86,10 @@ const SLOT_HEADER_LENGTH: u64 = 24;
 
 fn read_slot(file: &File, slot: u64) -> io::Result<Option<(u64, Vec<Field>)>> {
     let mut bytes = vec![0; SLOT_LENGTH as usize];
-    file.read_exact_at(&mut bytes, slot * SLOT_LENGTH)?;
+    file.read_exact_at(&mut bytes, slot.wrapping_mul(SLOT_LENGTH))?;
     let (header, body) = bytes.split_at(SLOT_HEADER_LENGTH as usize);
     let word = |index: usize| {
-        let bytes = header.get(index * 8..index * 8 + 8).and_then(|bytes| bytes.try_into().ok());
+        let bytes = header.chunks_exact(8).nth(index).and_then(|bytes| bytes.try_into().ok());
         u64::from_le_bytes(bytes.unwrap_or_default())
     };
     let (count, length, sum) = (word(0), word(1), word(2));

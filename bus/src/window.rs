@@ -4,14 +4,6 @@
 //! sides), so an access never faults; every access is either one atomic word or a copy to or from private memory. No
 //! Rust reference to plain data in the window is ever made, not even for a moment; references to atomics are.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::{
     ABI_MAJOR, CACHE_LINE, HOST_GENERATION_OFFSET, RESET_GENERATION_OFFSET, RING_WORDS_LENGTH, RingLocation,
     WINDOW_MAGIC, WindowHeader,

@@ -1,13 +1,5 @@
 //! The life of the shim: wait for a daemon, connect, move frames, and start over when the daemon is gone.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::guest_interface::{Cidr, GuestInterface, enter};
 use crate::status::{self, Status};
 use crate::vector_wait::VectorWait;

@@ -7,6 +7,15 @@
 //! | how does it wait for the bus? | [`vector_wait`] |
 //! | what does `guest-shim status` show? | [`status`] |
 
+// What a peer wrote passes through nearly every module, so these hold in all of them.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 pub mod agent;
 pub mod guest_interface;
 pub mod status;

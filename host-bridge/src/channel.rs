@@ -1,13 +1,5 @@
 //! What supervisor and data process say to each other: JSON messages with descriptors, on a socket pair.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use rustix::net::RecvFlags;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

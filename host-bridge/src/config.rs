@@ -207,7 +207,8 @@ impl DeviceConfig {
         let made = || {
             let number = guest.devices.iter().position(|device| device.name == self.name).unwrap_or(0);
             let suffix = if number == 0 { String::new() } else { format!("-{number}") };
-            let letters = guest.name.chars().filter(char::is_ascii_alphanumeric).take(12 - suffix.len());
+            let letters =
+                guest.name.chars().filter(char::is_ascii_alphanumeric).take(12usize.saturating_sub(suffix.len()));
             format!("vb-{}{suffix}", letters.collect::<String>())
         };
         self.tap.clone().unwrap_or_else(made)

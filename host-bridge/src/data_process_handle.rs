@@ -74,10 +74,10 @@ impl DataProcessHandle {
 
     /// Waits for its end; `false` if it did not come.
     fn ends_within(&mut self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+        let asked = Instant::now();
         loop {
             match self.child.try_wait() {
-                Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                Ok(None) if asked.elapsed() < limit => std::thread::sleep(Duration::from_millis(1)),
                 Ok(None) => return false,
                 Ok(Some(_)) | Err(_) => return true,
             }

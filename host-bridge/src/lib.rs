@@ -16,6 +16,15 @@
 //! | how are sockets made? | [`listener`] |
 //! | what does `host-bridge status` show? | [`status`] |
 
+// What a peer wrote passes through nearly every module, so these hold in all of them.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 pub mod channel;
 pub mod config;
 pub mod data_process;

@@ -1,13 +1,5 @@
 //! What `host-bridge status` shows.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::channel::DeviceReport;
 use crate::config::format_mac;
 use anyhow::{Context, Result};

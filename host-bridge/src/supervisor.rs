@@ -1,13 +1,5 @@
 //! The process that keeps the privileges: makes ports, accepts guests, and hands everything to the data process.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::channel::{self, Answer, DeviceSpec, Order};
 use crate::config::{Class, Config, GuestConfig};
 use crate::data_process_handle::DataProcessHandle;

@@ -34,7 +34,7 @@ pub fn spanning_tree(sysfs: &Path, bridge: &str, port: &str) -> Option<String> {
     if on == 0 || delay == 0 {
         return None;
     }
-    let seconds = (2 * delay).div_ceil(100);
+    let seconds = delay.saturating_mul(2).div_ceil(100);
     Some(format!(
         "{bridge} runs the spanning tree protocol: {port} forwards only {seconds} s after its guest connects; \
          if there are no loops: ip link set {bridge} type bridge stp_state 0"

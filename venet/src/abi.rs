@@ -1,13 +1,5 @@
 //! The interface type `virtual-ethernet`: its calls, its rings and its kinds of records.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use core::mem::{offset_of, size_of};
 use vbus::abi::KIND_INTERFACE_FIRST;
 use vbus::message::{CALL_DATA_LENGTH, CallData};

@@ -1,13 +1,5 @@
 //! The host's end: a device on a bus, with a pump in a thread of its own once the link is up.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::{
     DeviceDescription, INTERFACE_VERSION, INTERFACE_VIRTUAL_ETHERNET, LARGEST_RECORD, LinkState, LinkUp, from_call,
     function, receive_ring, to_call, transmit_ring,

@@ -1,13 +1,5 @@
 //! The guest's end: finds a venet device on a bus, agrees on offloads, and brings the link up.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::{
     DeviceDescription, INTERFACE_VERSION, INTERFACE_VIRTUAL_ETHERNET, LARGEST_RECORD, LinkUp, from_call, function,
     receive_ring, to_call, transmit_ring,

@@ -3,14 +3,6 @@
 //! What is judged is a private copy of the frame's front, and exactly that copy is sent, followed by the rest of the
 //! payload from the ring; so the peer cannot change what was judged afterwards.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::counters::DropReason;
 use crate::offload::{Groups, NEEDS_CSUM, OffloadHeader, Segmentation};
 

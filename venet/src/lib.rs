@@ -12,6 +12,15 @@
 //! | the guest's end | [`driver`] |
 //! | what is counted? | [`counters`] |
 
+// What a peer wrote passes through nearly every module, so these hold in all of them.
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects
+)]
+
 pub mod abi;
 pub mod counters;
 pub mod device;

@@ -2,14 +2,6 @@
 //!
 //! Values are those of the virtio specification 1.2, section 5.1.6, and of the kernel's `include/uapi/linux/virtio_net.h`.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use core::fmt;
 use core::ops::BitAnd;
 use core::str::FromStr;

@@ -3,14 +3,6 @@
 //! [`RingPair`] is venet's queue pair over two rings. The trait exists so that another kind of queue can drive the same
 //! pump.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::LARGEST_RECORD;
 use crate::offload::HEADER_LENGTH;
 use vbus::ring::{Consumer, Extent, Place, Producer, Record, Violation};

@@ -4,14 +4,6 @@
 //! all doorbells and all interrupts as descriptors, in this order. After that nothing is sent; the socket stays open for
 //! as long as the connection lives. It is a `SOCK_SEQPACKET` socket, so a message is never in pieces.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use super::notifier::Vector;
 use crate::abi::{ABI_MAJOR, ABI_MINOR};
 use crate::message::{CALL_DATA_LENGTH, decode_name};

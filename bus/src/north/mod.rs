@@ -3,14 +3,6 @@
 //! [`Guest`] is a state machine without I/O of its own: it rings and waits through a [`Vector0`]. A driver looks at
 //! [`Guest::poll`] when its own vector 0 rang.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use crate::abi::{ABI_MAJOR, ABI_MINOR, KIND_MESSAGE, METADATA_LENGTH};
 use crate::message::{
     DeviceAdded, DeviceDropped, DeviceMemoryClosed, Empty, LARGEST_MESSAGE, MalformedMessage, MessageHeader, Negotiate,

@@ -1,13 +1,5 @@
 //! One bus: the devices that one guest can see, and the verbs by which it uses them.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use super::device::{Attachment, Device, RingRequest};
 use crate::abi::{ABI_MAJOR, ABI_MINOR, KIND_MESSAGE, METADATA_LENGTH, RingLocation, WINDOW_MAGIC, WindowHeader};
 use crate::layout::Layout;

@@ -94,7 +94,7 @@ impl Interfaces {
     pub fn add_address(&self, name: &str, address: IpAddr, prefix: u8) -> io::Result<()> {
         match address {
             IpAddr::V4(address) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
+                let mask = u32::MAX.checked_shl(32u32.saturating_sub(u32::from(prefix))).unwrap_or(0);
                 let set = |request, address| {
                     self.ioctl(request, name, |request| request.ifr_ifru.ifru_addr = ipv4(address)).map(drop)
                 };

@@ -2,14 +2,6 @@
 //!
 //! Source: the kernel's `drivers/net/tun.c` and `Documentation/networking/tuntap.rst`.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use super::Port;
 use crate::offload::{Groups, HEADER_LENGTH};
 use crate::queue::Pieces;

@@ -4,14 +4,6 @@
 //! whole ring is the wire. The limit follows the rate at which the other side takes bytes, measured while it always had
 //! some to take.
 
-#![deny(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    clippy::arithmetic_side_effects
-)]
-
 use core::time::Duration;
 
 /// Drain time that may be queued.
